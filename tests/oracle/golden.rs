@@ -14,8 +14,9 @@ use crate::support::oracle_losses::load_balancing_loss;
 use crate::support::oracle_select::{ScoreRule, pair_scores};
 use crate::trial;
 
-/// Relative Frobenius bound on every tensor.
-const BOUND: f64 = 1e-12;
+/// Relative Frobenius bound on every tensor. The data are good to 1e-14 and the worst error seen, over 16 block cases and two
+/// checkpoints, is 1.8e-15; the rest is room for larger cases, still seven orders below what f32 can tell apart.
+const BOUND: f64 = 1e-13;
 
 type Check = fn(&BlockCase) -> Result<(), String>;
 

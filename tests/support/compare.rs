@@ -12,10 +12,16 @@ pub struct Comparison {
 /// ||got - want|| / ||want||; where the reference is all zero: 0 if `got` is too, infinity otherwise.
 /// NaN anywhere gives NaN.
 pub fn relative_frobenius(got: &[f64], want: &[f64]) -> f64 {
-    let square = |it: &mut dyn Iterator<Item = f64>| it.map(|v| v * v).sum::<f64>().sqrt();
-    let error = square(&mut got.iter().zip(want).map(|(g, w)| g - w));
-    let size = square(&mut want.iter().copied());
-    if error == 0.0 { 0.0 } else { error / size }
+    let difference: Vec<f64> = got.iter().zip(want).map(|(g, w)| g - w).collect();
+    let error = frobenius(&difference);
+    if error == 0.0 { 0.0 } else { error / frobenius(want) }
+}
+
+/// Scaled by the largest element, so that the squares of tiny differences do not vanish.
+fn frobenius(values: &[f64]) -> f64 {
+    let top = values.iter().fold(0.0, |top: f64, v| if v.is_nan() { f64::NAN } else { top.max(v.abs()) });
+    let sum: f64 = values.iter().map(|v| (v / top) * (v / top)).sum();
+    if top == 0.0 { 0.0 } else { top * sum.sqrt() }
 }
 
 impl Comparison {
@@ -41,8 +47,9 @@ impl Comparison {
             let detail = at.map_or(String::new(), |i| format!("; worst at {i}: got {}, expected {}", got[i], want[i]));
             self.failures.push(format!("{what}: relative Frobenius error {error:.3e}, bound {bound:.1e}{detail}"));
         }
-        if self.worst.as_ref().is_none_or(|(worst, _)| error / bound > *worst) {
-            self.worst = Some((error / bound, format!("{what} {error:.2e}")));
+        let ratio = if error == 0.0 { 0.0 } else { error / bound };
+        if self.worst.as_ref().is_none_or(|(worst, _)| ratio.is_nan() || ratio > *worst) {
+            self.worst = Some((ratio, format!("{what} {error:.2e}")));
         }
     }
 
