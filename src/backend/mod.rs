@@ -1,0 +1,125 @@
+//! Backends: how a [`Recording`] is run. They know nothing of Mixture-of-Experts layers.
+
+pub mod cpu;
+mod devices;
+
+pub use devices::{Choice, Device, choose, devices};
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::memory::{Accountant, Category};
+use crate::tensor::{DType, HostData};
+use crate::{Error, Recording, Result};
+
+/// What a backend can do. Absence is said with a reason, not found out by a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caps {
+    /// Backend name: `cpu`, `wgpu`, `cuda`.
+    pub backend: &'static str,
+    /// Device, instruction set, threads, driver: for people.
+    pub device: String,
+    /// Element types that weights and activations may be stored in.
+    pub storage: Vec<DType>,
+    /// Largest buffer in bytes.
+    pub max_buffer_bytes: u64,
+}
+
+/// Handle of device memory: a cheap clone that knows its length and element type.
+pub trait Buffer: Clone + Send + Sync + std::fmt::Debug + 'static {
+    /// Elements.
+    fn len(&self) -> usize;
+    /// Element type.
+    fn dtype(&self) -> DType;
+    /// What the buffer was allocated as.
+    fn name(&self) -> &str;
+    /// Whether the two handles have an element in common.
+    fn shares_memory(&self, other: &Self) -> bool;
+    /// Whether there are no elements.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Executes recordings on one device.
+///
+/// All calls may come from any thread. Commands of one recording take effect in order; two recordings that touch the
+/// same buffer must be submitted one after the other.
+pub trait Backend: Clone + Send + Sync + std::fmt::Debug + 'static {
+    /// Device memory.
+    type Buffer: Buffer;
+    /// A submitted recording.
+    type Fence: Send + std::fmt::Debug;
+
+    /// What this device can do.
+    fn caps(&self) -> &Caps;
+
+    /// The account of every byte this backend has handed out.
+    fn memory(&self) -> &Accountant;
+
+    /// Memory of undefined content.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] before the budget is passed, [`Error::Overflow`] for absurd sizes.
+    fn alloc(&self, name: &str, dtype: DType, len: usize, category: Category) -> Result<Self::Buffer>;
+
+    /// Takes over host memory, without a copy where the device can use it in place.
+    ///
+    /// # Errors
+    /// As [`Backend::alloc`].
+    fn import(&self, name: &str, data: HostData, category: Category) -> Result<Self::Buffer>;
+
+    /// Overwrites elements `offset..offset + data.len()`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where type or range do not fit.
+    fn upload(&self, buffer: &Self::Buffer, offset: usize, data: &HostData) -> Result<()>;
+
+    /// Starts a recording. It may still run when this returns; errors come here or at the next call that waits.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where a buffer does not fit its kernel, and whatever the device reports.
+    fn submit(&self, recording: &Recording<Self::Buffer>) -> Result<Self::Fence>;
+
+    /// Waits until a recording has run.
+    ///
+    /// # Errors
+    /// What went wrong while it ran.
+    fn wait(&self, fence: &Self::Fence) -> Result<()>;
+
+    /// Copies elements to the host, after everything submitted before.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a range outside the buffer, and what went wrong on the device.
+    fn read(
+        &self,
+        buffer: &Self::Buffer,
+        range: std::ops::Range<usize>,
+    ) -> impl Future<Output = Result<HostData>> + Send;
+
+    /// Time of each command of a finished recording; `None` where it was not measured.
+    fn timings(&self, fence: &Self::Fence) -> Option<Vec<Duration>>;
+
+    /// [`Backend::read`] of the whole buffer, blocking.
+    ///
+    /// # Errors
+    /// As [`Backend::read`].
+    fn read_blocking(&self, buffer: &Self::Buffer) -> Result<HostData> {
+        pollster::block_on(self.read(buffer, 0..buffer.len()))
+    }
+}
+
+/// Elements of a row-major array, checked against overflow.
+///
+/// # Errors
+/// [`Error::Overflow`] naming the array and its factors.
+pub(crate) fn elements(what: &str, factors: &[usize]) -> Result<usize> {
+    factors
+        .iter()
+        .try_fold(1usize, |product, &factor| product.checked_mul(factor))
+        .filter(|&product| product <= isize::MAX as usize / 8)
+        .ok_or_else(|| Error::Overflow {
+            what: what.to_owned(),
+            detail: format!("{factors:?} multiplied do not fit the address space"),
+        })
+}

@@ -1,0 +1,165 @@
+//! Selection kernels: score, demand, select.
+
+
+/// The load recalibration metric: estimated contribution of a pair to its expert's update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// `|g| ||d|| ||h||`: the Frobenius norm of the pair's `W_down` gradient.
+    #[default]
+    Product,
+    /// `|g| ||d|| sqrt(||h||^2 + kappa_e^2 ||x||^2)`: adds the `W_gate` and `W_up` part by a running estimate.
+    Full,
+    /// `|g| ||d||`.
+    GateGrad,
+    /// `|g|`.
+    Gate,
+    /// 1 for every eligible pair.
+    Uniform,
+}
+
+/// Which pairs of an expert are retained within its quota.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SelectRule {
+    /// The highest scores, weight 1.
+    TopQ,
+    /// Priority sampling: highest `score / u`, weight `max(1, tau / score)`.
+    Unbiased,
+    /// The highest `certain * quota` scores with weight 1, priority sampling for the rest.
+    Mixed {
+        /// Fraction of the quota, 0 to 1.
+        certain: f32,
+    },
+}
+
+kernel! {
+    /// The load recalibration metric of every row, floored at `floor` times the mean of its expert.
+    ///
+    /// 0 for a pair that is not eligible (g = 0, or d = 0), +infinity where an input is not finite, otherwise in the
+    /// finite positive range. Sums are fixed-point, so the result does not depend on the order of rows.
+    Score {
+        params {
+            /// R.
+            rows: usize,
+            /// E.
+            experts: usize,
+            /// k.
+            top_k: usize,
+            /// Formula.
+            metric: Metric,
+            /// Fraction of the expert's mean below which no score falls.
+            floor: f32,
+        }
+        read {
+            /// f32 `[T, k]`: combine weights g.
+            weights: Buf,
+            /// f32 `[T]`: `||d_t||`.
+            d_norm: Buf,
+            /// f32 `[R]`: `||h_p||` by row.
+            h_norm: Buf,
+            /// f32 `[T]`: `||x_t||`, for [`Metric::Full`].
+            x_norm: Option<Buf>,
+            /// f32 `[E]`, for [`Metric::Full`].
+            kappa: Option<Buf>,
+            /// u32 `[R]`.
+            pair_of_row: Buf,
+            /// u32 `[E + 1]`.
+            offsets: Buf,
+        }
+        write {
+            /// f32 `[R]`.
+            score: Buf,
+            /// f32 `[E]`: mean finite eligible score before the floor; 0 where there is none.
+            mean: Buf,
+        }
+    }
+}
+
+kernel! {
+    /// What the next step's plan needs: per expert sums and a histogram of scores, all relative to `mean`.
+    ///
+    /// Bin `b` holds scores from `2^((b - 16) / 8)` times the mean on; the first and last bins take what lies outside.
+    Demand {
+        params {
+            /// R.
+            rows: usize,
+            /// E.
+            experts: usize,
+        }
+        read {
+            /// f32 `[R]`.
+            score: Buf,
+            /// f32 `[E]`.
+            mean: Buf,
+            /// u32 `[E + 1]`.
+            offsets: Buf,
+        }
+        write {
+            /// u32 `[E, DEMAND_BINS]`: finite eligible pairs.
+            histogram: Buf,
+            /// f32 `[E, DEMAND_SUMS]`.
+            sums: Buf,
+            /// u32 `[E, DEMAND_COUNTS]`.
+            counts: Buf,
+        }
+    }
+}
+
+kernel! {
+    /// Selection within the quotas and compaction of the result, in forward row order.
+    ///
+    /// Order of choice: key bits falling, global token id, slot. Exactly `min(quota, eligible)` pairs of each expert.
+    Select {
+        params {
+            /// R.
+            rows: usize,
+            /// E.
+            experts: usize,
+            /// k.
+            top_k: usize,
+            /// Rows that `row`, `pair`, `weight` and `scale` hold; at least the sum of the quotas.
+            capacity: usize,
+            /// Rule.
+            rule: SelectRule,
+            /// Largest pair weight, or infinity.
+            weight_cap: f32,
+            /// Keys of the counter-based generator.
+            stream: crate::rng::PairStream,
+            /// Global id of token 0 where `token_ids` is absent.
+            first_token: u64,
+        }
+        read {
+            /// f32 `[R]`.
+            score: Buf,
+            /// f32 `[E]`.
+            mean: Buf,
+            /// u32 `[E]`.
+            quotas: Buf,
+            /// u32 `[R]`.
+            pair_of_row: Buf,
+            /// u32 `[E + 1]`.
+            offsets: Buf,
+            /// f32 `[T, k]`: combine weights g.
+            weights: Buf,
+            /// u32 `[T, 2]`: global token ids, low word first.
+            token_ids: Option<Buf>,
+        }
+        write {
+            /// u32 `[E + 1]`: offsets of the retained rows.
+            kept_offsets: Buf,
+            /// u32 `[capacity]`: forward row.
+            row: Buf,
+            /// u32 `[capacity]`: pair.
+            pair: Buf,
+            /// f32 `[capacity]`: pair weight w.
+            weight: Buf,
+            /// f32 `[capacity]`: w g.
+            scale: Buf,
+            /// u32 `[T, k]`: retained row of each pair, or [`NONE`](super::NONE).
+            kept_of_pair: Buf,
+            /// f32 `[E, SELECT_STATS]`.
+            stats: Buf,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Options of a layer and context of a call.
+
+use std::str::FromStr;
+
+use crate::kernel::{Metric, SelectRule};
+use crate::plan::PlanOptions;
+use crate::{Error, Result};
+
+/// Which pairs are back-propagated, ALGORITHM section 3.2.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selection {
+    /// Every pair: plain training. Nothing is scored or planned.
+    All,
+    /// The highest scores within the quota, weight 1: deterministic and biased.
+    TopQ,
+    /// Priority sampling: unbiased.
+    Unbiased,
+    /// The top `certain * quota` scores for certain, priority sampling for the rest: unbiased.
+    Mixed {
+        /// Fraction of the quota, at least 0 and below 1.
+        certain: f32,
+    },
+}
+
+impl Selection {
+    /// The kernel's rule; `None` for [`Selection::All`].
+    pub(crate) fn rule(self) -> Option<SelectRule> {
+        match self {
+            Self::All => None,
+            Self::TopQ => Some(SelectRule::TopQ),
+            Self::Unbiased => Some(SelectRule::Unbiased),
+            Self::Mixed { certain } => Some(SelectRule::Mixed { certain }),
+        }
+    }
+
+    fn validate(self) -> Result<()> {
+        match self {
+            Self::Mixed { certain } if !(0.0..1.0).contains(&certain) => {
+                Err(Error::argument("select", format!("mixed:{certain}"), "mixed:F with 0 <= F < 1"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Selection {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let selection = match text.split_once(':') {
+            None => match text {
+                "all" => Self::All,
+                "topq" => Self::TopQ,
+                "unbiased" => Self::Unbiased,
+                "mixed" => Self::Mixed { certain: 0.5 },
+                _ => return Err(Error::argument("select", text, "all, topq, unbiased, mixed or mixed:FRACTION")),
+            },
+            Some(("mixed", fraction)) => match fraction.parse() {
+                Ok(certain) => Self::Mixed { certain },
+                Err(_) => return Err(Error::argument("select", text, "mixed:F with 0 <= F < 1")),
+            },
+            Some(_) => return Err(Error::argument("select", text, "all, topq, unbiased, mixed or mixed:FRACTION")),
+        };
+        selection.validate()?;
+        Ok(selection)
+    }
+}
+
+impl std::fmt::Display for Selection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::TopQ => f.write_str("topq"),
+            Self::Unbiased => f.write_str("unbiased"),
+            Self::Mixed { certain } => write!(f, "mixed:{certain}"),
+        }
+    }
+}
+
+/// What forward keeps of a pair's activations for backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activations {
+    /// a and b of every pair: `2 I` f32 values a pair.
+    #[default]
+    Stash,
+    /// Only `||h||`; a and b of retained pairs are computed again, at 2/3 of a forward each.
+    Recompute,
+}
+
+/// How the router's gradient is found for pairs that are not retained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterGradient {
+    /// Unbiased estimate with the token's mean output as baseline, ALGORITHM section 3.7.
+    #[default]
+    Estimated,
+    /// Exact: expert outputs of every pair are kept, `k H` f32 values a token.
+    Exact,
+}
+
+/// Parts of a layer that are trained together, or frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Router weight.
+    Router,
+    /// Routed experts.
+    Experts,
+    /// Shared expert and its gate.
+    Shared,
+}
+
+/// Which parts receive gradients. A frozen part has no gradient buffer and no optimizer state, and costs no wgrad.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Trainable {
+    /// Router weight.
+    pub router: bool,
+    /// Routed experts.
+    pub experts: bool,
+    /// Shared expert and its gate.
+    pub shared: bool,
+}
+
+impl Trainable {
+    /// Everything.
+    pub const ALL: Self = Self { router: true, experts: true, shared: true };
+    /// Nothing: for evaluation.
+    pub const NONE: Self = Self { router: false, experts: false, shared: false };
+
+    pub(crate) const fn has(self, part: Part) -> bool {
+        match part {
+            Part::Router => self.router,
+            Part::Experts => self.experts,
+            Part::Shared => self.shared,
+        }
+    }
+}
+
+/// Options of a [`crate::MoeLayer`].
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LayerOptions {
+    /// Which pairs are back-propagated.
+    pub select: Selection,
+    /// Retention, exponent alpha, floor and smoothing of the quotas.
+    pub plan: PlanOptions,
+    /// The load recalibration metric.
+    pub metric: Metric,
+    /// No score falls below this fraction of its expert's mean.
+    pub score_floor: f32,
+    /// Largest pair weight; no limit where absent. A limit brings bias back.
+    pub weight_cap: Option<f32>,
+    /// Stash or recompute.
+    pub activations: Activations,
+    /// Router gradient of dropped pairs.
+    pub router_gradient: RouterGradient,
+    /// Factor of the load-balancing loss in backward; 0 switches it off.
+    pub aux_loss_coef: f64,
+    /// Factor of the router z-loss in backward; 0 switches it off.
+    pub z_loss_coef: f64,
+    /// Parts that receive gradients.
+    pub trainable: Trainable,
+}
+
+impl Default for LayerOptions {
+    fn default() -> Self {
+        Self {
+            select: Selection::Unbiased,
+            plan: PlanOptions::default(),
+            metric: Metric::default(),
+            score_floor: 0.25,
+            weight_cap: None,
+            activations: Activations::default(),
+            router_gradient: RouterGradient::default(),
+            aux_loss_coef: 0.0,
+            z_loss_coef: 0.0,
+            trainable: Trainable::ALL,
+        }
+    }
+}
+
+impl LayerOptions {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] naming the option, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        self.select.validate()?;
+        self.plan.validate()?;
+        if !(0.0..=1.0).contains(&self.score_floor) {
+            return Err(Error::argument("score_floor", self.score_floor, "0 to 1"));
+        }
+        if let Some(cap) = self.weight_cap.filter(|cap| cap.is_nan() || *cap < 1.0) {
+            return Err(Error::argument("weight_cap", cap, "1 or more, or none"));
+        }
+        for (name, value) in [("aux_loss_coef", self.aux_loss_coef), ("z_loss_coef", self.z_loss_coef)] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(Error::argument(name, value, "a finite number, 0 or more"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn tracks_losses(&self) -> bool {
+        self.aux_loss_coef > 0.0 || self.z_loss_coef > 0.0
+    }
+}
+
+/// What identifies a call, and which tokens take part.
+///
+/// Selection draws its numbers from (seed, step, call id, layer, expert, global token id): the same values give the
+/// same selection on every backend.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ForwardContext<'a> {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Optimizer step.
+    pub step: u64,
+    /// Layer number.
+    pub layer: u32,
+    /// Tells micro-batches and repeated uses of one layer within a step apart.
+    pub call_id: u32,
+    /// Global token ids, `[T]`, each once; `first_token + t` where absent.
+    pub token_ids: Option<&'a [u64]>,
+    /// Global id of the first token where `token_ids` is absent.
+    pub first_token: u64,
+    /// `[T]`: false for padding, which is not routed, not counted, gets y = 0 and takes no part in losses.
+    pub mask: Option<&'a [bool]>,
+}
