@@ -21,8 +21,8 @@ pub struct GateRule {
 kernel! {
     /// Router: scores, selection and combine weights, with Hugging Face semantics.
     ///
-    /// `ids[t]` are the selected experts by falling selection score, the lower index first among equals; a NaN score
-    /// loses to every number. A masked token gets [`NONE`](super::NONE) and weight 0.
+    /// `ids[t]` are the selected experts by falling selection score, the lower index first among equals; NaN comes
+    /// before every number. A masked token gets [`NONE`](super::NONE) and weight 0.
     Gate {
         params {
             /// T.

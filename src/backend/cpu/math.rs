@@ -101,14 +101,15 @@ pub(super) fn norm_from_squares(sum: f64) -> f32 {
     } else if sum == 0.0 {
         0.0
     } else {
-        clamp_positive(sum.sqrt())
+        (sum.sqrt() as f32).clamp(f32::from_bits(1), f32::MAX)
     }
 }
 
-/// Rounds to f32 within the finite positive range.
+/// Rounds to f32 within the normal positive range: scores and priorities stay comparable where a device flushes
+/// subnormal numbers.
 #[inline(always)]
 pub(super) fn clamp_positive(x: f64) -> f32 {
-    (x as f32).clamp(f32::from_bits(1), f32::MAX)
+    (x as f32).clamp(f32::MIN_POSITIVE, f32::MAX)
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@ fn check_rule(rule: &GateRule, experts: usize, top_k: usize) -> Result<()> {
     Ok(())
 }
 
-/// The best `k` of the candidates by falling key, earlier candidates first among equals; NaN loses to every number.
+/// The best `k` of the candidates by falling key, earlier candidates first among equals. NaN comes before every number, as
+/// in torch: a spoilt router shows in the output instead of starving an expert in silence.
 struct Best {
     k: usize,
     keys: Vec<f32>,
@@ -58,7 +59,7 @@ impl Best {
 
     #[inline(always)]
     fn offer(&mut self, id: usize, key: f32) {
-        let key = if key.is_nan() { f32::NEG_INFINITY } else { key };
+        let key = if key.is_nan() { f32::INFINITY } else { key };
         if self.keys.len() == self.k && self.keys.last().is_some_and(|&last| key <= last) {
             return;
         }

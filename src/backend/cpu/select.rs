@@ -110,7 +110,7 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
             for (row, score) in segment.clone().zip(score.iter_mut()) {
                 if *score == 0.0 {
                     let (g, d, ..) = factors(row);
-                    *score = if (g * d) as f32 == 0.0 { 1.0 } else { ((g * d) as f32).min(f32::MAX) };
+                    *score = if (g * d) as f32 == 0.0 { 1.0 } else { clamp_positive(g * d) };
                 }
             }
             *mean_out = mean(score.iter().copied().filter(is_finite));
