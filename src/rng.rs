@@ -259,7 +259,10 @@ mod tests {
         let chi2: f64 = cells.iter().map(|&c| (f64::from(c) - expected).powi(2) / expected).sum();
         assert!((chi2 - 63.0).abs() < 5.0 * 126f64.sqrt(), "chi-square {chi2} with 63 degrees of freedom");
         let sigma = total.sqrt() / 12.0;
-        assert!(by_token.abs() < 5.0 * sigma && by_expert.abs() < 5.0 * sigma, "{by_token} {by_expert} against {sigma}");
+        assert!(
+            by_token.abs() < 5.0 * sigma && by_expert.abs() < 5.0 * sigma,
+            "{by_token} {by_expert} against {sigma}"
+        );
     }
 
     #[test]

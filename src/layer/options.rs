@@ -188,6 +188,10 @@ impl LayerOptions {
     pub fn validate(&self) -> Result<()> {
         self.select.validate()?;
         self.plan.validate()?;
+        if matches!(self.select, Selection::Unbiased | Selection::Mixed { .. }) && self.plan.q_min < 2 {
+            let allowed = format!("2 or more with select {}: one slot has infinite variance", self.select);
+            return Err(Error::argument("q_min", self.plan.q_min, allowed));
+        }
         if !(0.0..=1.0).contains(&self.score_floor) {
             return Err(Error::argument("score_floor", self.score_floor, "0 to 1"));
         }

@@ -11,6 +11,9 @@
 
 use super::demand::{BINS, Demand};
 
+/// Pairs by which a quota may miss the eligible pairs and still retain them all: predicted counts are products of fractions.
+const ROUNDING: f64 = 1e-6;
+
 /// Quotas up to `infinite + 2` are below what threshold sampling describes (with one slot the variance of priority sampling
 /// is infinite). There `V` is continued as a straight line with the slope of the whole score sum: finite, convex, and steep
 /// enough that an expert leaves this range before others get more than they need.
@@ -54,7 +57,7 @@ impl Curve<'_> {
 
     /// The smallest quota that retains every eligible pair.
     pub(crate) fn enough(&self) -> u32 {
-        (self.infinite + self.finite).ceil().min(f64::from(self.load)) as u32
+        (self.infinite + self.finite - ROUNDING).max(0.0).ceil().min(f64::from(self.load)) as u32
     }
 
     /// Where on the curve a quota stands: its expected sample size, one less than its finite pairs.
@@ -88,7 +91,7 @@ impl Curve<'_> {
     }
 
     fn complete(&self, quota: u32) -> bool {
-        quota >= self.load || f64::from(quota) >= self.infinite + self.finite || self.scores.is_empty()
+        quota >= self.load || f64::from(quota) >= self.infinite + self.finite - ROUNDING || self.scores.is_empty()
     }
 
     /// `V(quota - 1)`, and 0 where the quota retains everything eligible.
@@ -103,8 +106,7 @@ impl Curve<'_> {
         let tau = self.tau_in(segment, at);
         let light = self.scores[segment..].iter().zip(&self.counts[segment..]);
         // A last bin filled by less than one expected pair ends at the straight line: nothing is left to sample there.
-        let sampled: f64 =
-            if at >= self.finite { 0.0 } else { light.map(|(&m, &n)| n * m * (tau - m).max(0.0)).sum() };
+        let sampled: f64 = if at >= self.finite { 0.0 } else { light.map(|(&m, &n)| n * m * (tau - m).max(0.0)).sum() };
         sampled + self.steep * self.steep * (at - y)
     }
 
@@ -114,11 +116,11 @@ impl Curve<'_> {
     /// The last pair of an expert ends at `V(eligible - 1)`, about one smallest score squared above the truth of 0. Counting
     /// that as a gain would break convexity, and with it the exactness of granting the best gain first.
     pub(crate) fn gain(&self, quota: u32) -> f64 {
-        let end = self.position(f64::from(quota) + 1.0);
-        let mut y = self.position(f64::from(quota));
-        if end <= y || self.scores.is_empty() {
+        if self.complete(quota) {
             return 0.0;
         }
+        let end = self.position(f64::from(quota) + 1.0);
+        let mut y = self.position(f64::from(quota));
         let mut gain = 0.0;
         let straight = self.straight();
         if y < straight {
@@ -205,10 +207,6 @@ impl Curves {
             curves.finite.push(pairs);
         }
         curves
-    }
-
-    pub(crate) fn experts(&self) -> usize {
-        self.points.len()
     }
 
     /// The curve of one expert; `expert < experts()`.

@@ -21,6 +21,11 @@ const UNIT_BIN: usize = BINS_PER_OCTAVE * OCTAVES_BELOW as usize;
 /// Relative rounding allowed where counts that are equal by construction are compared.
 const SLACK: f64 = 1e-6;
 
+/// Least factor between the centre of a bin and where its scores are taken to be.
+const LEAST_FACTOR: f64 = 1.0 / 1024.0;
+/// Fewer pairs than this in a bin are forgotten by smoothing: they say nothing, and fading on they would lose their digits.
+const FADED: f64 = 1e-9;
+
 /// `2^(j/16)`: bin edges at even `j`, bin centres at odd `j`. Literals, so that no machine computes them differently.
 const SIXTEENTHS: [f64; 16] = [
     1.0,
@@ -77,7 +82,7 @@ pub struct DemandParts {
     pub infinite: Vec<f64>,
     /// `[E]` sum of the finite floored scores.
     pub score_sum: Vec<f64>,
-    /// `[E]` the score that the histogram's ratios are relative to; 0 where the expert has no finite eligible pair.
+    /// `[E]` the score that the histogram's ratios are relative to; positive where the expert has a finite eligible pair.
     pub reference: Vec<f64>,
     /// `[E, 64]` row-major counts of finite eligible pairs.
     pub histogram: Vec<f64>,
@@ -231,17 +236,20 @@ impl Demand {
 
     /// The finite scores of one expert as at most 64 (score, count) points, highest score first.
     ///
-    /// Scores stand at the centres of their bins, the last bin's at its mean, all times the one factor that makes
-    /// their sum the stored score sum. So equal scores are represented exactly.
+    /// Scores of the last bin stand at their mean, the others at the centres of their bins times the one factor that makes
+    /// all scores sum to the stored score sum. So equal scores are represented exactly.
     pub(crate) fn points(&self, expert: usize) -> impl Iterator<Item = (f64, f64)> + '_ {
         let histogram = self.histogram(expert);
-        let ratio = move |b: usize| {
-            if b == TOP { self.parts.top_sum[expert] / histogram[TOP] } else { ratio_at(b, 1) }
-        };
-        let filled = move || (0..BINS).rev().filter(move |&b| histogram[b] > 0.0);
-        let sum: f64 = filled().map(|b| histogram[b] * ratio(b)).sum();
-        let unit = if sum > 0.0 { self.parts.score_sum[expert] / sum } else { 0.0 };
-        filled().map(move |b| (ratio(b) * unit, histogram[b]))
+        let (reference, top_sum) = (self.parts.reference[expert], self.parts.top_sum[expert]);
+        let centred: f64 = (0..TOP).map(|b| histogram[b] * ratio_at(b, 1)).sum();
+        let body = self.parts.score_sum[expert] / reference - top_sum;
+        // A score lies within half a bin of its centre, but for bin 0, which has no lower edge. Where the last bin
+        // dominates, rounding may leave anything.
+        let factor = (body / centred).clamp(LEAST_FACTOR, SIXTEENTHS[1]);
+        (0..BINS).rev().filter(move |&b| histogram[b] > 0.0).map(move |b| {
+            let ratio = if b == TOP { top_sum / histogram[TOP] } else { ratio_at(b, 1) * factor };
+            (ratio * reference, histogram[b])
+        })
     }
 
     /// Estimate of the sum of m^2 over all finite eligible pairs, from the histogram (the last bin as if all its scores
@@ -287,7 +295,8 @@ impl Demand {
     /// Exponential smoothing over steps: `factor * previous + (1 - factor) * new`, each in units of its own mean score.
     ///
     /// An expert without pairs in one of the two says nothing there, so the other one's entry is taken as it is. Merge ranks
-    /// first: the reference of a smoothed demand is an average and fits no other rank's.
+    /// first: the reference of a smoothed demand is an average and fits no other rank's. Bins that faded to a billionth of a pair are
+    /// emptied.
     ///
     /// # Errors
     /// [`Error::Argument`] for a factor outside [0, 1), [`Error::Shape`] where the two differ in experts.
@@ -308,14 +317,20 @@ impl Demand {
             old.iter().zip(new).enumerate().map(term).collect()
         };
         let (p, n) = (&previous.parts, &new.parts);
-        Self::try_from(DemandParts {
-            load: mix(&p.load, &n.load, 1),
-            infinite: mix(&p.infinite, &n.infinite, 1),
-            score_sum: mix(&p.score_sum, &n.score_sum, 1),
-            reference: mix(&p.reference, &n.reference, 1),
-            histogram: mix(&p.histogram, &n.histogram, BINS),
-            top_sum: mix(&p.top_sum, &n.top_sum, 1),
-        })
+        let score_sum = mix(&p.score_sum, &n.score_sum, 1);
+        let ratio_sum = mix(&previous.ratio_sums(), &new.ratio_sums(), 1);
+        let mut mixed = Self {
+            parts: DemandParts {
+                load: mix(&p.load, &n.load, 1),
+                infinite: mix(&p.infinite, &n.infinite, 1),
+                reference: score_sum.iter().zip(&ratio_sum).map(|(s, r)| if *r > 0.0 { s / r } else { 0.0 }).collect(),
+                score_sum,
+                histogram: mix(&p.histogram, &n.histogram, BINS),
+                top_sum: mix(&p.top_sum, &n.top_sum, 1),
+            },
+        };
+        (0..mixed.experts()).for_each(|e| mixed.forget_faded(e));
+        Self::try_from(mixed.parts)
     }
 
     /// This step's demand as foretold by this one: every expert's numbers times (this step's pairs / its load here).
@@ -378,6 +393,25 @@ impl Demand {
         parts.top_sum[e] = 0.0;
     }
 
+    /// `[E]` sum of all finite scores divided by their reference.
+    fn ratio_sums(&self) -> Vec<f64> {
+        let ratio = |(sum, reference): (&f64, &f64)| if *reference > 0.0 { sum / reference } else { 0.0 };
+        self.parts.score_sum.iter().zip(&self.parts.reference).map(ratio).collect()
+    }
+
+    fn forget_faded(&mut self, e: usize) {
+        let parts = &mut self.parts;
+        let histogram = &mut parts.histogram[e * BINS..][..BINS];
+        histogram.iter_mut().filter(|count| **count < FADED).for_each(|count| *count = 0.0);
+        if histogram[TOP] == 0.0 {
+            parts.top_sum[e] = 0.0;
+        }
+        if histogram.iter().all(|count| *count == 0.0) {
+            parts.score_sum[e] = 0.0;
+            parts.reference[e] = 0.0;
+        }
+    }
+
     /// Everything that adds over ranks and scales with the load.
     fn additive(&self) -> [&[f64]; 5] {
         let p = &self.parts;
@@ -397,8 +431,12 @@ impl Demand {
             let allowed = format!("at most its load {}", p.load[e]);
             return Err(Error::argument(format!("eligible pairs of expert {e}"), eligible, allowed));
         }
-        if finite == 0.0 && p.score_sum[e] > 0.0 {
-            return Err(Error::argument(format!("demand.score_sum[{e}]"), p.score_sum[e], "0 without finite scores"));
+        if (finite > 0.0) != (p.score_sum[e] > 0.0) {
+            let allowed = format!("positive exactly if the histogram has pairs; it has {finite}");
+            return Err(Error::argument(format!("demand.score_sum[{e}]"), p.score_sum[e], allowed));
+        }
+        if finite > 0.0 && p.reference[e] == 0.0 {
+            return Err(Error::argument(format!("demand.reference[{e}]"), 0.0, "positive with finite scores"));
         }
         let least = self.histogram(e)[TOP] * ratio_at(TOP, 0);
         if p.top_sum[e] < least * (1.0 - SLACK) || (least == 0.0 && p.top_sum[e] > 0.0) {

@@ -8,7 +8,7 @@
 //!
 //! let plan = plan_one_rank(&[100, 20, 4], None, &PlanOptions::default())?;
 //! assert_eq!(plan.retained(), 62);
-//! assert_eq!(plan.quotas, [49, 9, 4]);
+//! assert_eq!(plan.quotas, [48, 10, 4]);
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 

@@ -1,7 +1,7 @@
 //! Quotas: how many pairs each expert back-propagates.
 //!
 //! Minimises `sum_e omega_e V_e(q_e - 1)` with `omega_e = S_e^(2 alpha - 2)` under `sum q_e = Q` and
-//! `min(n_e, q_min) <= q_e <= n_e`, where `V_e` is the variance of [threshold sampling](super::curve) and `S_e` the expert's
+//! `min(n_e, q_min) <= q_e <= n_e`, where `V_e` is the variance of threshold sampling and `S_e` the expert's
 //! score sum. Each `V_e` is convex, so granting one pair at a time to the expert that gains most is optimal. The result
 //! is exactly that of these unit grants, ties going to the lower expert index, but found by bisection: at the optimum
 //! `omega_e tau_e^2` is about the same for all experts, so one number, the common threshold, gives every quota to within a few pairs,
@@ -150,8 +150,10 @@ pub fn quotas_for_noise(
         let middle = too_noisy + (enough - too_noisy) / 2;
         if solver.eta_at(middle) <= theta {
             enough = middle;
+            solver.within.0 = solver.found.0;
         } else {
             too_noisy = middle;
+            solver.within.1 = solver.found.1;
         }
     }
     solver.solve(enough);
@@ -202,6 +204,11 @@ struct Solver<'a> {
     floors: Vec<u32>,
     /// `[E]` where gains end, at least the floor.
     ceilings: Vec<u32>,
+    /// Bits of two common thresholds: at the first more pairs are asked for than any sum still to be solved for, at the
+    /// second no more than that.
+    within: (u64, u64),
+    /// The same for the last sum alone: tighter.
+    found: (u64, u64),
     quotas: Vec<u32>,
     heap: BinaryHeap<(u64, Reverse<usize>)>,
 }
@@ -213,14 +220,24 @@ impl<'a> Solver<'a> {
         let curves = Curves::new(&scaled, counts);
         let sums: Vec<f64> = (0..counts.len()).map(|e| curves.get(e).score_sum()).collect();
         let largest = sums.iter().copied().fold(0.0, f64::max);
-        let relief = |s: &f64| if *s > 0.0 { portable::pow(s / largest, 1.0 - options.alpha) } else { 0.0 };
+        let relief_of = |s: &f64| if *s > 0.0 { portable::pow(s / largest, 1.0 - options.alpha) } else { 0.0 };
+        let relief: Vec<f64> = sums.iter().map(relief_of).collect();
         let floors: Vec<u32> = counts.iter().map(|&n| n.min(options.q_min)).collect();
         let ceilings = floors.iter().enumerate().map(|(e, &floor)| curves.get(e).enough().max(floor)).collect();
+        let ends = relief.iter().enumerate().filter(|(_, r)| **r > 0.0).map(|(e, r)| {
+            let curve = curves.get(e);
+            (curve.tau_min() / r, curve.tau_max() / r)
+        });
+        let (least, most) = ends.fold((f64::MAX, 0.0), |(least, most), (a, b)| (a.min(least), b.max(most)));
+        // Positive floats order as their bits, so halving the distance of the bits halves that of the exponents.
+        let within = (least.to_bits(), f64::max(least, most).to_bits());
         Ok(Self {
             counts,
             sum_sq: scaled.sum_sq(),
             pairs: total(counts),
-            relief: sums.iter().map(relief).collect(),
+            relief,
+            within,
+            found: within,
             quotas: floors.clone(),
             heap: BinaryHeap::with_capacity(counts.len()),
             floors,
@@ -244,6 +261,7 @@ impl<'a> Solver<'a> {
     /// Sets the quotas for one sum, at most the number of pairs.
     fn solve(&mut self, sum: u64) {
         self.quotas.copy_from_slice(&self.floors);
+        self.found = self.within;
         if total(&self.floors) >= sum {
             return;
         }
@@ -259,43 +277,43 @@ impl<'a> Solver<'a> {
     /// Raises the quotas to grants that are certainly among the best ones for `sum`, leaving few pairs over.
     ///
     /// For a common threshold `t`, every grant up to `quota_at(t * relief)` gains at least `t^2` and every grant more than one
-    /// beyond it gains less. One more pair of distance on either side absorbs rounding. If even the upper counts fit into `sum`,
-    /// the lower ones are safe.
+    /// beyond it gains less. If even the upper counts fit into `sum`, the lower ones are safe.
     fn start_below(&mut self, sum: u64) {
         let experts = self.counts.len() as u64;
-        let ends = (0..self.counts.len()).filter(|&e| self.relief[e] > 0.0).map(|e| {
-            let curve = self.curves.get(e);
-            (curve.tau_min() / self.relief[e], curve.tau_max() / self.relief[e])
-        });
-        let (low, high) = ends.fold((f64::MAX, 0.0), |(low, high), (a, b)| (a.min(low), b.max(high)));
-        // Positive floats order as their bits, so halving the distance of the bits halves that of the exponents.
-        let (mut low, mut high) = (low.to_bits(), f64::max(low, high).to_bits());
-        let mut safe = None;
+        let (mut low, mut high) = self.within;
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            let upper: u64 = (0..self.counts.len()).map(|e| u64::from(self.near(e, middle, 2))).sum();
-            if upper <= sum {
-                high = middle;
-                safe = Some(middle);
-                if sum - upper < experts {
-                    break;
-                }
-            } else {
+            let upper = self.upper(middle);
+            if upper > sum {
                 low = middle;
+                continue;
+            }
+            high = middle;
+            if sum - upper < experts {
+                break;
             }
         }
-        if let Some(threshold) = safe {
+        self.found = (low, high);
+        if self.upper(high) <= sum {
             for e in 0..self.counts.len() {
-                self.quotas[e] = self.near(e, threshold, -1);
+                self.quotas[e] = self.around(e, high).0;
             }
         }
     }
 
-    /// The whole quota at a common threshold, moved by `by` pairs and kept within the bounds.
-    fn near(&self, e: usize, threshold_bits: u64, by: i64) -> u32 {
-        let tau = f64::from_bits(threshold_bits) * self.relief[e];
-        let quota = self.curves.get(e).quota_at(tau).floor() as i64 + by;
-        quota.clamp(i64::from(self.floors[e]), i64::from(self.ceilings[e])) as u32
+    /// No fewer than the pairs whose grants gain as much as a common threshold asks.
+    fn upper(&self, threshold_bits: u64) -> u64 {
+        (0..self.counts.len()).map(|e| u64::from(self.around(e, threshold_bits).1)).sum()
+    }
+
+    /// The whole quotas around the common threshold, within the bounds: grants up to the first surely gain enough, grants
+    /// beyond the second surely do not.
+    fn around(&self, e: usize, threshold_bits: u64) -> (u32, u32) {
+        let quota = self.curves.get(e).quota_at(f64::from_bits(threshold_bits) * self.relief[e]);
+        // Far more than rounding can move a quota of this size, far less than a pair.
+        let slack = quota * 1e-12 + 1e-6;
+        let bounded = |q: f64| (q as u32).clamp(self.floors[e], self.ceilings[e]);
+        (bounded((quota - slack).floor()), bounded((quota + slack).floor() + 1.0))
     }
 
     /// Grants single pairs, the best gain first, as long as there is one.

@@ -137,7 +137,9 @@ mod tests {
         for text in ["", "x", "nan", "inf", "-0.1", "1.0001", "noise", "noise:", "noise:-1", "noise:inf", "noise:nan"] {
             assert!(text.parse::<Retention>().is_err(), "{text}");
         }
-        for text in ["noise:0.3:0.5", "noise:0.3:0.9:0.1", "noise:0.3:0:2", "noise:0.3:-1:1", "noise:0.3:0:1:1", "0.5:1"] {
+        for text in
+            ["noise:0.3:0.5", "noise:0.3:0.9:0.1", "noise:0.3:0:2", "noise:0.3:-1:1", "noise:0.3:0:1:1", "0.5:1"]
+        {
             assert!(text.parse::<Retention>().is_err(), "{text}");
         }
         let message = "half".parse::<Retention>().unwrap_err().to_string();
