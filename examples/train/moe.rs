@@ -1,0 +1,75 @@
+//! What the host model needs of a Mixture-of-Experts layer, in plain slices: the seam between candle and lrmoe.
+
+use crate::cli::{Retain, Select};
+use crate::failure::Failure;
+
+/// Everything that fixes one MoE layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MoeSpec {
+    /// Index of the layer in the model.
+    pub(crate) layer: usize,
+    pub(crate) hidden: usize,
+    /// Width of an expert's hidden layer.
+    pub(crate) intermediate: usize,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    /// Which pairs the backward keeps.
+    pub(crate) select: Select,
+    pub(crate) retain: Retain,
+    pub(crate) alpha: f64,
+    /// Coefficient of the load balancing loss whose gradient the layer adds to that of its router logits.
+    pub(crate) aux_coef: f64,
+    pub(crate) seed: u64,
+    pub(crate) adamw: AdamWParams,
+}
+
+/// AdamW without the learning rate, which the schedule gives at each step; shared by candle's weights and the experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AdamWParams {
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
+}
+
+/// What one forward and backward of a layer did.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct MoeStats {
+    /// Routed pairs of each expert.
+    pub(crate) counts: Vec<u32>,
+    /// Pairs each expert may back-propagate.
+    pub(crate) quotas: Vec<u32>,
+    /// Pairs each expert did back-propagate.
+    pub(crate) retained: Vec<u32>,
+    /// Share of the scores that the retained pairs hold.
+    pub(crate) kept_score: Option<f64>,
+    /// Noise added by selection, relative to the batch's own.
+    pub(crate) eta: Option<f64>,
+    /// Effective sample size of the pair weights.
+    pub(crate) ess: Option<f64>,
+    pub(crate) max_weight: Option<f64>,
+    pub(crate) aux_loss: Option<f64>,
+    /// Whether a NaN entered the backward.
+    pub(crate) nan_seen: Option<bool>,
+}
+
+/// One MoE layer that owns its experts, their gradients and their optimizer state. Arrays are row-major f32.
+pub(crate) trait MoeBlock: Send {
+    /// y `[tokens, hidden]` of x `[tokens, hidden]` and router logits `[tokens, experts]`; keeps what `backward` needs.
+    fn forward(&mut self, x: &[f32], logits: &[f32], tokens: usize, step: u64) -> Result<Vec<f32>, Failure>;
+
+    /// (dx, d_logits) of dy `[tokens, hidden]` for the last `forward`; adds to the experts' gradients.
+    fn backward(&mut self, dy: &[f32]) -> Result<(Vec<f32>, Vec<f32>), Failure>;
+
+    /// As `forward`, keeping nothing.
+    fn evaluate(&mut self, x: &[f32], logits: &[f32], tokens: usize) -> Result<Vec<f32>, Failure>;
+
+    /// Squared norm of the experts' gradients.
+    fn grad_norm_sq(&mut self) -> Result<f64, Failure>;
+
+    /// One AdamW step with the gradients times `grad_scale`, which are zero afterwards.
+    fn step(&mut self, lr: f64, grad_scale: f64) -> Result<(), Failure>;
+
+    /// What the last forward and backward did.
+    fn stats(&self) -> &MoeStats;
+}

@@ -1,0 +1,227 @@
+//! One training run: the loop, what it measures, and when it stops.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lrmoe::memory::MemoryReport;
+use lrmoe::{Backend, CpuBackend};
+use serde_json::{Value, json};
+
+use crate::cli::{Options, Retain, Select};
+use crate::corpus::Corpus;
+use crate::failure::Failure;
+use crate::files::LineFile;
+use crate::load::{LoadHistory, busiest};
+use crate::model::Model;
+use crate::moe::{MoeSpec, MoeStats};
+use crate::moe_op::{MoeSeconds, Pass};
+use crate::optim::{ADAMW, JointAdamW, learning_rate};
+use crate::progress::Progress;
+
+/// Coefficient of the load balancing loss.
+const AUX_COEF: f64 = 0.01;
+/// Validations of a run, not counting the one before its first step.
+const VALIDATIONS: u64 = 40;
+
+/// A validation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CurvePoint {
+    /// Steps done.
+    pub(crate) step: u64,
+    /// Nats a byte on the held-out windows.
+    pub(crate) val_loss: f64,
+    /// Seconds in MoE layers so far, training only.
+    pub(crate) moe: MoeSeconds,
+}
+
+impl CurvePoint {
+    pub(crate) fn moe_s(&self) -> f64 {
+        self.moe.forward + self.moe.backward
+    }
+}
+
+/// What a run was and how it went, valid at any moment of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    /// "plain" or "lrmoe".
+    pub(crate) policy: &'static str,
+    pub(crate) select: Select,
+    pub(crate) retain: Retain,
+    /// Steps done.
+    pub(crate) steps: u64,
+    pub(crate) curve: Vec<CurvePoint>,
+    pub(crate) moe: MoeSeconds,
+    pub(crate) routed_pairs: u64,
+    pub(crate) backward_pairs: u64,
+    /// Bytes of the MoE layers: buffers alive at once at the moment of their highest sum.
+    pub(crate) peak: Option<MemoryReport>,
+    pub(crate) loads: LoadHistory,
+}
+
+impl Run {
+    pub(crate) fn new(policy: &'static str, select: Select, retain: Retain, options: &Options) -> Self {
+        let loads = LoadHistory::new(options.steps, options.layers);
+        let (moe, peak) = (MoeSeconds::default(), None);
+        let (curve, steps, routed_pairs, backward_pairs) = (Vec::new(), 0, 0, 0);
+        Self { policy, select, retain, steps, curve, moe, routed_pairs, backward_pairs, peak, loads }
+    }
+
+    /// The first validation at or below `target`.
+    pub(crate) fn reached(&self, target: f64) -> Option<&CurvePoint> {
+        self.curve.iter().find(|p| p.val_loss <= target)
+    }
+
+    /// The validation after exactly `step` steps.
+    pub(crate) fn at(&self, step: u64) -> Option<&CurvePoint> {
+        self.curve.iter().find(|p| p.step == step)
+    }
+}
+
+/// The step whose validation loss in the plain run is the default target.
+pub(crate) fn target_step(steps: u64) -> u64 {
+    (steps * 95).div_ceil(100)
+}
+
+/// Files that grow with a run.
+#[derive(Debug)]
+pub(crate) struct Sinks {
+    pub(crate) metrics: LineFile,
+    /// Routing trace, for the run that is recorded.
+    pub(crate) trace: Option<LineFile>,
+}
+
+/// Trains `run` to its end, or until `stop` is set. Whatever happened before an error is in `run` and `sinks`.
+pub(crate) fn train(
+    run: &mut Run,
+    options: &Options,
+    corpus: &Corpus,
+    sinks: &mut Sinks,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let backend = CpuBackend::new();
+    let model = Model::new(options, &moe_spec(run, options), &backend)?;
+    let mut optimizer = JointAdamW::new(&model)?;
+    let mut progress = Progress::new(run.policy, options.steps);
+    let stopped = || stop.load(Ordering::Relaxed);
+    let mut result = validate(run, &model, options, corpus).map(|loss| progress.validated(0, None, loss));
+    while result.is_ok() && run.steps < options.steps && !stopped() {
+        result = step(run, &model, &mut optimizer, options, corpus).and_then(|mut line| {
+            let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
+            if is_validated(run.steps, options.steps) || stopped() {
+                let loss = validate(run, &model, options, corpus)?;
+                line["val_loss"] = loss.into();
+                progress.validated(run.steps, Some(train_loss), loss);
+            }
+            progress.step(run.steps, train_loss);
+            sinks.metrics.line(&line.to_string())?;
+            sinks.trace.as_mut().map_or(Ok(()), |trace| record(trace, run.steps - 1, &model))
+        });
+    }
+    run.peak = Some(backend.memory().report());
+    progress.finish();
+    result
+}
+
+fn moe_spec(run: &Run, options: &Options) -> MoeSpec {
+    MoeSpec {
+        layer: 0,
+        hidden: options.hidden,
+        intermediate: options.hidden,
+        experts: options.experts,
+        top_k: options.top_k,
+        select: run.select,
+        retain: run.retain,
+        alpha: options.alpha,
+        aux_coef: AUX_COEF,
+        seed: options.seed,
+        adamw: ADAMW,
+    }
+}
+
+/// Whether the model is validated after `done` of `steps` steps.
+fn is_validated(done: u64, steps: u64) -> bool {
+    done.is_multiple_of((steps / VALIDATIONS).max(1)) || done == target_step(steps) || done == steps
+}
+
+/// One training step; returns its line of metrics.
+fn step(
+    run: &mut Run,
+    model: &Model,
+    optimizer: &mut JointAdamW,
+    options: &Options,
+    corpus: &Corpus,
+) -> Result<Value, Failure> {
+    let index = run.steps;
+    let windows = corpus.training_windows(options.seed, index, options.batch);
+    let loss = model.loss(&windows, Pass::Train { step: index })?;
+    let loss_value = finite(f64::from(loss.to_scalar::<f32>()?), "loss", index)?;
+    let lr = learning_rate(index, options.steps);
+    let grad_norm = optimizer.step(model, &mut loss.backward()?, lr)?;
+    let mut layers = Vec::with_capacity(options.layers);
+    for (index_of_layer, layer) in model.moe_layers().enumerate() {
+        let stats = layer.with(|l| l.stats().clone());
+        run.routed_pairs += sum(&stats.counts);
+        run.backward_pairs += sum(&stats.retained);
+        run.loads.add(index, index_of_layer, &stats);
+        layers.push(layer_metrics(&stats));
+    }
+    run.moe = model.moe_seconds();
+    run.steps += 1;
+    Ok(json!({
+        "run": run.policy, "step": run.steps, "loss": loss_value, "val_loss": null, "lr": lr, "grad_norm": grad_norm,
+        "moe_forward_s": run.moe.forward, "moe_backward_s": run.moe.backward, "layers": layers,
+    }))
+}
+
+fn validate(run: &mut Run, model: &Model, options: &Options, corpus: &Corpus) -> Result<f64, Failure> {
+    let windows = corpus.validation_windows();
+    let mut total = 0.0;
+    for chunk in windows.chunks(options.batch) {
+        total += f64::from(model.loss(chunk, Pass::Evaluate)?.to_scalar::<f32>()?) * chunk.len() as f64;
+    }
+    let val_loss = finite(total / windows.len() as f64, "validation loss", run.steps)?;
+    run.curve.push(CurvePoint { step: run.steps, val_loss, moe: run.moe });
+    Ok(val_loss)
+}
+
+fn finite(x: f64, what: &str, step: u64) -> Result<f64, Failure> {
+    if x.is_finite() {
+        Ok(x)
+    } else {
+        Err(Failure::run(format!("training diverged: the {what} at step {step} is {x}")))
+    }
+}
+
+fn layer_metrics(stats: &MoeStats) -> Value {
+    json!({
+        "routed": sum(&stats.counts), "quota": sum(&stats.quotas), "retained": sum(&stats.retained),
+        "busiest_forward": busiest(&stats.counts), "busiest_backward": busiest(&stats.retained),
+        "kept_score": stats.kept_score, "eta": stats.eta, "ess": stats.ess, "max_weight": stats.max_weight,
+        "aux_loss": stats.aux_loss, "nan_seen": stats.nan_seen,
+    })
+}
+
+fn record(trace: &mut LineFile, step: u64, model: &Model) -> Result<(), Failure> {
+    model.moe_layers().enumerate().try_for_each(|(layer, handle)| {
+        let counts = handle.with(|l| l.stats().counts.clone());
+        trace.line(&json!({"step": step, "layer": layer, "counts": [counts]}).to_string())
+    })
+}
+
+fn sum(pairs: &[u32]) -> u64 {
+    pairs.iter().map(|n| u64::from(*n)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_step_is_validated_and_so_is_the_last() {
+        for steps in [1, 2, 7, 39, 40, 41, 399, 400, 1000] {
+            let target = target_step(steps);
+            assert!(target >= 1 && target <= steps);
+            assert!(is_validated(target, steps) && is_validated(steps, steps));
+            assert!((1..=steps).filter(|s| is_validated(*s, steps)).count() as u64 <= 2 * VALIDATIONS + 2);
+        }
+    }
+}
