@@ -27,6 +27,17 @@ pub enum Command<Buf> {
     },
 }
 
+impl<Buf> Command<Buf> {
+    /// Kernel name, `fill` or `copy`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Dispatch(kernel) => kernel.name(),
+            Self::Fill { .. } => "fill",
+            Self::Copy { .. } => "copy",
+        }
+    }
+}
+
 /// Commands in the order in which they take effect.
 #[derive(Debug, Clone)]
 pub struct Recording<Buf> {

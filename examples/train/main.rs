@@ -110,10 +110,11 @@ fn both_runs(options: &Options) -> Result<u8, Failure> {
             sinks.trace = trace.take();
         }
         let mut run = Run::new(policy, select, retain, options);
-        result = run::train(&mut run, options, &corpus, &mut sinks, &stop);
+        let goal = report::target_loss(options, &runs);
+        result = run::train(&mut run, options, &corpus, goal, &mut sinks, &stop);
         runs.push(run);
     }
-    let complete = runs.len() == plans.len() && runs.iter().all(|r| r.steps == options.steps);
+    let complete = runs.len() == plans.len() && runs.iter().all(|r| r.steps >= options.steps);
     write_results(&Report { options, corpus: &corpus, device: &device, runs: &runs, complete }, sinks)?;
     result?;
     Ok(if complete { 0 } else { INTERRUPTED })

@@ -16,13 +16,13 @@ const PEAK_LR: f64 = 3e-3;
 /// The cosine ends at this share of the peak.
 const FINAL_LR: f64 = 0.1;
 
-/// The learning rate of `step` (from 0) of `steps`: linear warm-up over a twentieth of the run, then a cosine.
+/// The learning rate of `step` (from 0) of `steps`: linear warm-up over a twentieth of the run, then a cosine, then its end value.
 pub(crate) fn learning_rate(step: u64, steps: u64) -> f64 {
     let warm_up = (steps / 20).max(1);
     if step < warm_up {
         return PEAK_LR * (step + 1) as f64 / warm_up as f64;
     }
-    let done = (step - warm_up) as f64 / (steps - warm_up).max(1) as f64;
+    let done = ((step - warm_up) as f64 / (steps - warm_up).max(1) as f64).min(1.0);
     let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
     PEAK_LR * (FINAL_LR + (1.0 - FINAL_LR) * cosine)
 }

@@ -19,11 +19,16 @@ pub(crate) struct Report<'a> {
     pub(crate) complete: bool,
 }
 
+/// The loss the runs are timed to; `None` as long as the plain run did not get far enough to set it.
+pub(crate) fn target_loss(options: &Options, runs: &[Run]) -> Option<f64> {
+    let from_plain = || runs.first()?.at(target_step(options.steps)).map(|p| p.val_loss);
+    options.target_loss.or_else(from_plain)
+}
+
 impl Report<'_> {
-    /// The loss the runs are timed to; `None` if the plain run did not get far enough to set it.
+    /// See [`target_loss`].
     pub(crate) fn target_loss(&self) -> Option<f64> {
-        let from_plain = || self.runs.first()?.at(target_step(self.options.steps)).map(|p| p.val_loss);
-        self.options.target_loss.or_else(from_plain)
+        target_loss(self.options, self.runs)
     }
 
     /// The text of report.json. What was not reached or not measured is null.

@@ -89,11 +89,18 @@ pub(crate) struct Sinks {
     pub(crate) trace: Option<LineFile>,
 }
 
-/// Trains `run` to its end, or until `stop` is set. Whatever happened before an error is in `run` and `sinks`.
+/// Steps after which a run that has not reached its goal gives up: a quarter more than planned.
+fn last_step(steps: u64) -> u64 {
+    steps + steps / 4
+}
+
+/// Trains `run` to its end, or until `stop` is set. A run that has not reached the loss `goal` by then goes on at the final
+/// learning rate until it does, for a quarter more steps at most. Whatever happened before an error is in `run` and `sinks`.
 pub(crate) fn train(
     run: &mut Run,
     options: &Options,
     corpus: &Corpus,
+    goal: Option<f64>,
     sinks: &mut Sinks,
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
@@ -103,7 +110,11 @@ pub(crate) fn train(
     let mut progress = Progress::new(run.policy, options.steps);
     let stopped = || stop.load(Ordering::Relaxed);
     let mut result = validate(run, &model, options, corpus).map(|loss| progress.validated(0, None, loss));
-    while result.is_ok() && run.steps < options.steps && !stopped() {
+    while result.is_ok() && !stopped() {
+        let short = goal.is_some_and(|goal| run.reached(goal).is_none());
+        if run.steps >= if short { last_step(options.steps) } else { options.steps } {
+            break;
+        }
         result = step(run, &model, &mut optimizer, options, corpus).and_then(|mut line| {
             let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
             if is_validated(run.steps, options.steps) || stopped() {

@@ -105,7 +105,9 @@ impl CpuBackend {
                 Command::Fill { buffer, bits } => fill(buffer.write()?.data(), *bits),
                 Command::Copy { src, dst } => copy(src.read()?.data(), dst.write()?.data(), 0, src.len())?,
             }
-            times.push(start.elapsed());
+            let time = start.elapsed();
+            log::trace!("{}: {time:?}", command.name());
+            times.push(time);
         }
         Ok(CpuFence { times })
     }

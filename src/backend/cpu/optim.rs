@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::buffer::CpuBuffer;
-use super::math::vectorised;
+use super::math::{dot, vectorised};
 use super::rows::Element;
 use crate::backend::Buffer;
 use crate::kernel::{AdamW, AdamWStep, SUM_SQUARES_BLOCK, SumSquares};
@@ -83,11 +83,16 @@ pub(super) fn sum_squares(args: &SumSquares<CpuBuffer>) -> Result<()> {
     let x = x.f32(args.len)?;
     let partial = partial.f32(2 * args.len.div_ceil(SUM_SQUARES_BLOCK))?;
     partial.par_chunks_exact_mut(2).zip(x.par_chunks(SUM_SQUARES_BLOCK)).for_each(|(out, x)| {
-        let max = x.iter().fold(0.0f32, |max, x| if x.abs() > max || x.is_nan() { x.abs() } else { max });
-        let finite = max > 0.0 && max.is_finite();
-        let sum = x.iter().map(|&x| (f64::from(x) / f64::from(max)).powi(2)).sum::<f64>();
-        out[0] = if x.iter().any(|x| x.is_nan()) { f32::NAN } else { max };
-        out[1] = if finite { sum as f32 } else { 1.0 };
+        let (max, sum) = vectorised(
+            #[inline(always)]
+            || {
+                let max = x.iter().fold(0.0f32, |max, x| if x.abs() > max { x.abs() } else { max });
+                (max, dot(x.len(), |i| x[i], |i| x[i]))
+            },
+        );
+        let square = f64::from(max) * f64::from(max);
+        out[0] = if sum.is_nan() { f32::NAN } else { max };
+        out[1] = if square > 0.0 && square.is_finite() { (sum / square) as f32 } else { 1.0 };
     });
     Ok(())
 }

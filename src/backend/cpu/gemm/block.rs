@@ -1,35 +1,58 @@
 //! One tile of the output, blocked for the caches.
 
-use super::kernel::{DEPTH, DepthMajor, LANE_STRIDE, LaneMajor, Left, Tile};
+use super::kernel::{DEPTH, DepthMajor, LANE_STRIDE, LaneMajor, Left, Tile, by_rows};
 use super::mat::MatMut;
 use super::operand::{Operand, RowsAre};
 use super::pack::{self, Panels};
 use pulp::{Simd, WithSimd};
 
-/// Lanes of one left block: with [`DEPTH`] steps about half of a 512 KiB second-level cache. A multiple of 6 and 12.
-const LEFT_LANES: usize = 240;
+/// Lanes of one left block: with [`DEPTH`] steps, half of a 512 KiB second-level cache. A multiple of 6 and 12.
+const LEFT_LANES: usize = 120;
 
 /// Most columns of the output that one call of [`Block`] serves.
 pub(super) const MAX_COLS: usize = 1024;
 
-/// Widest right panel of any instruction set, in lanes.
-const MAX_WIDTH: usize = 32;
+/// Eight rows of either kind.
+const SCRATCH_LEN: usize = 8 * MAX_COLS;
+const _: () = assert!(MAX_COLS >= DEPTH && MAX_COLS >= LEFT_LANES);
 
-const LEFT_LEN: usize = LEFT_LANES * LANE_STRIDE;
-const RIGHT_LEN: usize = (MAX_COLS + MAX_WIDTH) * DEPTH;
-const SCRATCH_LEN: usize = 8 * DEPTH;
-// Whole rows of a block, as steps of the reduction, go through the scratch too.
-const _: () = assert!(SCRATCH_LEN >= MAX_COLS && SCRATCH_LEN >= LEFT_LANES);
-
-/// Most that one thread keeps for packing, in bytes.
-pub(super) const WORKSPACE_BYTES: usize = (LEFT_LEN + RIGHT_LEN + SCRATCH_LEN) * size_of::<f32>();
-
-/// Packing buffers of one thread, grown on demand and kept.
+/// Packing buffers of one thread, grown on demand and kept: at most 2.5 MiB.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
-    left: Vec<f32>,
-    right: Vec<f32>,
-    scratch: Vec<f32>,
+    left: Buffer,
+    right: Buffer,
+    scratch: Buffer,
+}
+
+#[cfg(test)]
+impl Workspace {
+    pub(super) fn bytes(&self) -> usize {
+        [&self.left, &self.right, &self.scratch].map(|buffer| buffer.data.capacity() * size_of::<f32>()).iter().sum()
+    }
+}
+
+/// Elements of a cache line.
+const LINE: usize = 16;
+
+/// Elements that start at a cache line, since vectors across two lines load at half the speed.
+#[derive(Debug, Default)]
+struct Buffer {
+    data: Vec<f32>,
+    start: usize,
+}
+
+impl Buffer {
+    /// Makes room for `len` elements; what they are does not matter.
+    fn grow(&mut self, len: usize) {
+        if self.data.len() < len + LINE {
+            self.data = vec![0.0; len + LINE];
+            self.start = self.data.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        }
+    }
+
+    fn get(&mut self) -> &mut [f32] {
+        &mut self.data[self.start..]
+    }
 }
 
 /// `c (+)= a b` over `depth` steps, with at most [`MAX_COLS`] columns in `c`.
@@ -50,10 +73,13 @@ impl WithSimd for Block<'_, '_, '_> {
     /// The register tile uses all vector registers but those for one step of the right panel and a broadcast.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match (S::REGISTER_COUNT, S::F32_LANES) {
-            (32, 16) => self.run::<S, 12, 2>(simd),
-            (32, _) => self.run::<S, 6, 4>(simd),
-            _ => self.run::<S, 6, 2>(simd),
+        // Constants, so that no other shape is compiled for an instruction set.
+        if const { S::REGISTER_COUNT < 32 } {
+            self.run::<S, 6, 2>(simd);
+        } else if const { S::F32_LANES < 16 } {
+            self.run::<S, 6, 4>(simd);
+        } else {
+            self.run::<S, 12, 2>(simd);
         }
     }
 }
@@ -71,25 +97,25 @@ impl Block<'_, '_, '_> {
         let width = NV * S::F32_LANES;
         let blocks = self.depth.div_ceil(DEPTH);
         let step = self.depth.div_ceil(blocks);
-        grow(&mut self.workspace.scratch, SCRATCH_LEN);
-        grow(&mut self.workspace.right, self.c.cols().next_multiple_of(width) * step);
-        grow(&mut self.workspace.left, self.c.rows().min(LEFT_LANES) * LANE_STRIDE);
+        self.workspace.scratch.grow(SCRATCH_LEN);
+        self.workspace.right.grow(self.c.cols().next_multiple_of(width) * step);
+        self.workspace.left.grow(self.c.rows().min(LEFT_LANES) * LANE_STRIDE);
         for start in (0..self.depth).step_by(step) {
             let depth = start..self.depth.min(start + step);
             let load = self.accumulate || start > 0;
-            simd.vectorize(PackRight { block: &mut self, depth: depth.clone(), width });
+            simd.vectorize(PackRight::<NV> { block: &mut self, depth: depth.clone() });
             for first in (0..self.c.rows()).step_by(LEFT_LANES) {
                 let lanes = first..self.c.rows().min(first + LEFT_LANES);
                 let panels = Panels::new(lanes.len(), M);
                 simd.vectorize(PackLeft { block: &mut self, depth: depth.clone(), lanes: lanes.clone(), panels });
-                self.tiles::<S, NV>(simd, first, panels, depth.len(), width, load);
+                self.tiles::<S, M, NV>(simd, first, panels, depth.len(), width, load);
             }
         }
     }
 
     /// Every tile of one left block: a right panel stays in the first-level cache while the left panels pass.
     #[inline(always)]
-    fn tiles<S: Simd, const NV: usize>(
+    fn tiles<S: Simd, const M: usize, const NV: usize>(
         &mut self,
         simd: S,
         first: usize,
@@ -99,18 +125,19 @@ impl Block<'_, '_, '_> {
         load: bool,
     ) {
         let Self { a, c, workspace, .. } = self;
+        let (left, right) = (workspace.left.get(), workspace.right.get());
         for col in (0..c.cols()).step_by(width) {
-            let right = &workspace.right[col * depth..(col + width) * depth];
+            let right = &right[col * depth..(col + width) * depth];
             for panel in panels.iter() {
                 let at = At { row: first + panel.start, col, load };
                 match a.rows_are {
                     RowsAre::Lanes => {
-                        let left = &workspace.left[panel.start * LANE_STRIDE..panel.end * LANE_STRIDE];
-                        at.lanes::<S, NV>(simd, left, right, c);
+                        let left = &left[panel.start * LANE_STRIDE..panel.end * LANE_STRIDE];
+                        at.lanes::<S, M, NV>(simd, left, right, c);
                     }
                     RowsAre::Steps => {
-                        let left = &workspace.left[panel.start * depth..panel.end * depth];
-                        at.steps::<S, NV>(simd, panel.len(), left, right, c);
+                        let left = &left[panel.start * depth..panel.end * depth];
+                        at.steps::<S, M, NV>(simd, panel.len(), left, right, c);
                     }
                 }
             }
@@ -126,29 +153,9 @@ struct At {
     load: bool,
 }
 
-/// Calls `$tile` with the number of rows as a constant.
-macro_rules! by_rows {
-    ($rows:expr, $tile:ident) => {
-        match $rows {
-            1 => $tile!(1),
-            2 => $tile!(2),
-            3 => $tile!(3),
-            4 => $tile!(4),
-            5 => $tile!(5),
-            6 => $tile!(6),
-            7 => $tile!(7),
-            8 => $tile!(8),
-            9 => $tile!(9),
-            10 => $tile!(10),
-            11 => $tile!(11),
-            _ => $tile!(12),
-        }
-    };
-}
-
 impl At {
     #[inline(always)]
-    fn lanes<S: Simd, const NV: usize>(self, simd: S, left: &[f32], right: &[f32], c: &mut MatMut<'_>) {
+    fn lanes<S: Simd, const M: usize, const NV: usize>(self, simd: S, left: &[f32], right: &[f32], c: &mut MatMut<'_>) {
         let (left, _) = left.as_chunks::<LANE_STRIDE>();
         macro_rules! tile {
             ($m:literal) => {
@@ -157,17 +164,24 @@ impl At {
                 }
             };
         }
-        by_rows!(left.len(), tile);
+        by_rows!(left.len(), M, tile);
     }
 
     #[inline(always)]
-    fn steps<S: Simd, const NV: usize>(self, simd: S, rows: usize, left: &[f32], right: &[f32], c: &mut MatMut<'_>) {
+    fn steps<S: Simd, const M: usize, const NV: usize>(
+        self,
+        simd: S,
+        rows: usize,
+        left: &[f32],
+        right: &[f32],
+        c: &mut MatMut<'_>,
+    ) {
         macro_rules! tile {
             ($m:literal) => {
                 self.tile::<S, _, $m, NV>(simd, DepthMajor(left.as_chunks::<$m>().0), right, c)
             };
         }
-        by_rows!(rows, tile);
+        by_rows!(rows, M, tile);
     }
 
     #[inline(always)]
@@ -184,19 +198,18 @@ impl At {
 }
 
 /// Packs the right block of some depth steps.
-struct PackRight<'b, 'w, 'a, 'c> {
+struct PackRight<'b, 'w, 'a, 'c, const NV: usize> {
     block: &'b mut Block<'w, 'a, 'c>,
     depth: std::ops::Range<usize>,
-    width: usize,
 }
 
-impl WithSimd for PackRight<'_, '_, '_, '_> {
+impl<const NV: usize> WithSimd for PackRight<'_, '_, '_, '_, NV> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Block { b, c, workspace: Workspace { right, scratch, .. }, .. } = self.block;
-        pack::right(b, c.cols(), &self.depth, self.width, scratch, right);
+        pack::right(b, c.cols(), &self.depth, NV * S::F32_LANES, scratch.get(), right.get());
     }
 }
 
@@ -214,16 +227,10 @@ impl WithSimd for PackLeft<'_, '_, '_, '_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Block { a, workspace: Workspace { left, scratch, .. }, .. } = self.block;
+        let (left, scratch) = (left.get(), scratch.get());
         match a.rows_are {
             RowsAre::Lanes => pack::lane_major(a, self.lanes, &self.depth, left),
             RowsAre::Steps => pack::depth_major(a, self.lanes, &self.depth, self.panels, scratch, left),
         }
-    }
-}
-
-/// At least `len` elements; what they are does not matter.
-fn grow(buffer: &mut Vec<f32>, len: usize) {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
     }
 }

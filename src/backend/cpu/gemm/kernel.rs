@@ -3,19 +3,42 @@
 use super::mat::MatMut;
 use pulp::{Simd, WithSimd};
 
-/// Depth steps of one block: a right panel of 16 columns then takes half of a 32 KiB first-level cache.
-pub(super) const DEPTH: usize = 256;
+/// Depth steps of one block. Measured: with 256, the second trip of every tile to the output costs more than the larger panels.
+pub(super) const DEPTH: usize = 512;
 
 /// Distance of two lanes in a lane-major left panel. Not a power of two, so that lanes fall into different cache sets, and a
 /// constant, so that all lanes are addressed from one register.
 pub(super) const LANE_STRIDE: usize = DEPTH + 16;
 
+/// Calls `$tile` with the number of rows as a constant; what is above `$most` is not even compiled.
+macro_rules! by_rows {
+    ($rows:expr, $most:expr, $tile:ident) => {
+        match $rows {
+            1 if const { 1 <= $most } => $tile!(1),
+            2 if const { 2 <= $most } => $tile!(2),
+            3 if const { 3 <= $most } => $tile!(3),
+            4 if const { 4 <= $most } => $tile!(4),
+            5 if const { 5 <= $most } => $tile!(5),
+            6 if const { 6 <= $most } => $tile!(6),
+            7 if const { 7 <= $most } => $tile!(7),
+            8 if const { 8 <= $most } => $tile!(8),
+            9 if const { 9 <= $most } => $tile!(9),
+            10 if const { 10 <= $most } => $tile!(10),
+            11 if const { 11 <= $most } => $tile!(11),
+            12 if const { 12 <= $most } => $tile!(12),
+            _ => {}
+        }
+    };
+}
+pub(super) use by_rows;
+
+/// Accumulators of a tile.
+type Acc<S, const M: usize, const NV: usize> = [[<S as Simd>::f32s; NV]; M];
+
 /// A left panel of `M` lanes, broadcast one element at a time.
 pub(super) trait Left<const M: usize>: Copy {
-    /// Element of lane `i` at depth `p`, where `p < LANE_STRIDE`.
-    fn at(self, p: usize, i: usize) -> f32;
-    /// Depth steps it can serve.
-    fn depth(self) -> usize;
+    /// The chains of a tile, from where `acc` stands, over the steps that both sides have.
+    fn multiply<S: Simd, const NV: usize>(self, simd: S, right: &[[S::f32s; NV]], acc: Acc<S, M, NV>) -> Acc<S, M, NV>;
 }
 
 /// Lanes one after another: what rows that are lanes are, without any transposition.
@@ -24,13 +47,19 @@ pub(super) struct LaneMajor<'a, const M: usize>(pub(super) &'a [[f32; LANE_STRID
 
 impl<const M: usize> Left<M> for LaneMajor<'_, M> {
     #[inline(always)]
-    fn at(self, p: usize, i: usize) -> f32 {
-        self.0[i][p]
-    }
-
-    #[inline(always)]
-    fn depth(self) -> usize {
-        LANE_STRIDE
+    fn multiply<S: Simd, const NV: usize>(
+        self,
+        simd: S,
+        right: &[[S::f32s; NV]],
+        mut acc: Acc<S, M, NV>,
+    ) -> Acc<S, M, NV> {
+        let right = &right[..right.len().min(LANE_STRIDE)];
+        for (p, right) in right.iter().enumerate() {
+            for (acc, left) in acc.iter_mut().zip(self.0) {
+                step(simd, left[p], right, acc);
+            }
+        }
+        acc
     }
 }
 
@@ -40,13 +69,27 @@ pub(super) struct DepthMajor<'a, const M: usize>(pub(super) &'a [[f32; M]]);
 
 impl<const M: usize> Left<M> for DepthMajor<'_, M> {
     #[inline(always)]
-    fn at(self, p: usize, i: usize) -> f32 {
-        self.0[p][i]
+    fn multiply<S: Simd, const NV: usize>(
+        self,
+        simd: S,
+        right: &[[S::f32s; NV]],
+        mut acc: Acc<S, M, NV>,
+    ) -> Acc<S, M, NV> {
+        for (left, right) in self.0.iter().zip(right) {
+            for (acc, &left) in acc.iter_mut().zip(left) {
+                step(simd, left, right, acc);
+            }
+        }
+        acc
     }
+}
 
-    #[inline(always)]
-    fn depth(self) -> usize {
-        self.0.len()
+/// One link of the chains of one row.
+#[inline(always)]
+fn step<S: Simd, const NV: usize>(simd: S, left: f32, right: &[S::f32s; NV], acc: &mut [S::f32s; NV]) {
+    let left = simd.splat_f32s(left);
+    for (acc, &right) in acc.iter_mut().zip(right) {
+        *acc = simd.mul_add_f32s(left, right, *acc);
     }
 }
 
@@ -70,50 +113,61 @@ impl<L: Left<M>, const M: usize, const NV: usize> WithSimd for Tile<'_, '_, L, M
         let Self { left, right, c, row, col, load } = self;
         let (right, _) = S::as_simd_f32s(right);
         let (right, _) = right.as_chunks::<NV>();
-        let right = &right[..right.len().min(left.depth())];
-
-        let mut acc = [[simd.splat_f32s(0.0); NV]; M];
-        if load {
-            for (i, acc) in acc.iter_mut().enumerate() {
-                load_row(simd, c.row_mut(row + i, col, NV * S::F32_LANES), acc);
-            }
-        }
-        for (p, right) in right.iter().enumerate() {
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let a = simd.splat_f32s(left.at(p, i));
-                for (acc, &b) in acc.iter_mut().zip(right) {
-                    *acc = simd.mul_add_f32s(a, b, *acc);
-                }
-            }
-        }
-        for (i, acc) in acc.iter().enumerate() {
-            store_row(simd, acc, c.row_mut(row + i, col, NV * S::F32_LANES));
+        let rows = c.rows_mut::<M>(row, col, NV * S::F32_LANES);
+        if rows.iter().all(|row| row.len() == NV * S::F32_LANES) {
+            whole(simd, left, right, rows, load);
+        } else {
+            partial(simd, left, right, rows, load);
         }
     }
 }
 
+/// A tile that lies inside the output. Everything is by constant index, so that accumulators never leave their registers.
 #[inline(always)]
-fn load_row<S: Simd, const NV: usize>(simd: S, row: &[f32], acc: &mut [S::f32s; NV]) {
-    let (whole, rest) = S::as_simd_f32s(row);
-    if whole.len() == NV {
-        acc.copy_from_slice(whole);
-        return;
+fn whole<S: Simd, L: Left<M>, const M: usize, const NV: usize>(
+    simd: S,
+    left: L,
+    right: &[[S::f32s; NV]],
+    rows: [&mut [f32]; M],
+    load: bool,
+) {
+    let mut acc = [[simd.splat_f32s(0.0); NV]; M];
+    if load {
+        for (acc, row) in acc.iter_mut().zip(&rows) {
+            if let Some(row) = S::as_simd_f32s(row).0.first_chunk::<NV>() {
+                *acc = *row;
+            }
+        }
     }
-    for (v, acc) in acc.iter_mut().enumerate() {
-        *acc = whole.get(v).copied().unwrap_or_else(|| simd.partial_load_f32s(if v == whole.len() { rest } else { &[] }));
+    let acc = left.multiply(simd, right, acc);
+    for (acc, row) in acc.iter().zip(rows) {
+        if let Some(row) = S::as_mut_simd_f32s(row).0.first_chunk_mut::<NV>() {
+            *row = *acc;
+        }
     }
 }
 
+/// A tile cut at the last column: what stands in its other lanes never reaches the output.
 #[inline(always)]
-fn store_row<S: Simd, const NV: usize>(simd: S, acc: &[S::f32s; NV], row: &mut [f32]) {
-    let (whole, rest) = S::as_mut_simd_f32s(row);
-    if whole.len() == NV {
-        whole.copy_from_slice(acc);
-        return;
+fn partial<S: Simd, L: Left<M>, const M: usize, const NV: usize>(
+    simd: S,
+    left: L,
+    right: &[[S::f32s; NV]],
+    rows: [&mut [f32]; M],
+    load: bool,
+) {
+    let mut acc = [[simd.splat_f32s(0.0); NV]; M];
+    if load {
+        for (acc, row) in acc.iter_mut().zip(&rows) {
+            for (acc, row) in acc.iter_mut().zip(row.chunks(S::F32_LANES)) {
+                *acc = simd.partial_load_f32s(row);
+            }
+        }
     }
-    let (full, partial) = acc.split_at(whole.len());
-    whole.copy_from_slice(full);
-    if let (Some(&last), false) = (partial.first(), rest.is_empty()) {
-        simd.partial_store_f32s(rest, last);
+    let acc = left.multiply(simd, right, acc);
+    for (acc, row) in acc.iter().zip(rows) {
+        for (&acc, row) in acc.iter().zip(row.chunks_mut(S::F32_LANES)) {
+            simd.partial_store_f32s(row, acc);
+        }
     }
 }

@@ -45,22 +45,26 @@ impl<'a> MatMut<'a> {
         (Self { cols: at, ..self }, tail)
     }
 
-    /// Elements `col .. col + len` of a row; cut at the last column.
+    /// Elements `col .. col + len` of the rows `row .. row + M`; cut at the last column.
     ///
     /// # Panics
-    /// Where the row or the column is outside: a slip inside this module.
+    /// Where a row or the column is outside: a slip inside this module.
     #[inline(always)]
-    pub(super) fn row_mut(&mut self, row: usize, col: usize, len: usize) -> &mut [f32] {
-        assert!(row < self.rows && col < self.cols, "tile outside its matrix");
+    pub(super) fn rows_mut<const M: usize>(&mut self, row: usize, col: usize, len: usize) -> [&mut [f32]; M] {
+        assert!(row <= self.rows && M <= self.rows - row && col < self.cols, "tile outside its matrix");
         let len = len.min(self.cols - col);
-        // SAFETY: the range lies within `rows x cols`, which this value alone may access, and `&mut self` is held for as long.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(row * self.stride + col), len) }
+        std::array::from_fn(|i| {
+            // SAFETY: the range lies within `rows x cols`, which this value alone may access, `&mut self` is held for as long, and
+            // rows are disjoint, being `stride >= cols` apart.
+            unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add((row + i) * self.stride + col), len) }
+        })
     }
 
     /// Sets every element.
     pub(super) fn fill(&mut self, value: f32) {
         for row in 0..self.rows {
-            self.row_mut(row, 0, self.cols).fill(value);
+            let [row] = self.rows_mut(row, 0, self.cols);
+            row.fill(value);
         }
     }
 

@@ -14,9 +14,9 @@
 //! One blocked product serves all three calls; they differ in whether the rows of an operand are lanes of the output or
 //! steps of the reduction ([`operand`]). [`plan`] cuts the output into disjoint tiles of even cost, [`block`] runs one tile
 //! (pack the right operand once, then left blocks that fit the second-level cache), [`pack`] fuses gather, scale and
-//! widening into the copies that blocking needs anyway, [`kernel`] is the register tile.
+//! widening into the copies that blocking needs anyway ([`turn`] transposes), [`kernel`] is the register tile.
 //!
-//! Each worker thread keeps one packing workspace of at most [`block::WORKSPACE_BYTES`] bytes.
+//! Each thread that worked keeps its packing buffers, at most 2.5 MiB, for the next call.
 
 mod block;
 mod check;
@@ -27,6 +27,7 @@ mod pack;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use crate::error::Result;
 use mat::MatMut;

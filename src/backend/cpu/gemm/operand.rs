@@ -37,7 +37,7 @@ impl<'a> Operand<'a> {
     }
 
     /// Elements `cols` of a row, widened and scaled: in place where storage has them as they are, else through `scratch`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read<'s>(&self, row: usize, cols: Range<usize>, scratch: &'s mut [f32]) -> &'s [f32]
     where
         'a: 's,
@@ -51,7 +51,7 @@ impl<'a> Operand<'a> {
     }
 
     /// Elements `cols` of a row, widened and scaled, into `out` of the same length.
-    #[inline]
+    #[inline(always)]
     pub(super) fn copy(&self, row: usize, cols: Range<usize>, out: &mut [f32]) {
         let span = self.span(row, &cols);
         match self.rows.data {
@@ -69,7 +69,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn span(&self, row: usize, cols: &Range<usize>) -> Range<usize> {
         let row = self.first_row + row;
         let row = self.rows.index.map_or(row, |index| (index[row] / self.rows.index_div) as usize);

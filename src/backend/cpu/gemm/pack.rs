@@ -1,11 +1,9 @@
 //! Copies of blocks of an operand in the order the register tile reads them.
 
-use super::kernel::{DEPTH, LANE_STRIDE};
+use super::kernel::{DEPTH, LANE_STRIDE, by_rows};
 use super::operand::{Operand, RowsAre};
+use super::turn::{SQUARE, turn};
 use std::ops::Range;
-
-/// Lanes and depth steps of one transposed square.
-const SQUARE: usize = 8;
 
 /// How the lanes of a left block are shared out among panels: as even as can be, since a tile of few lanes wastes its loads.
 #[derive(Clone, Copy, Debug)]
@@ -48,11 +46,21 @@ pub(super) fn depth_major(
     scratch: &mut [f32],
     to: &mut [f32],
 ) {
-    for (p, step) in depth.clone().enumerate() {
-        let row = from.read(step, lanes.clone(), scratch);
+    for p in (0..depth.len()).step_by(SQUARE) {
+        let taken = SQUARE.min(depth.len() - p);
+        let rows = steps(from, &lanes, depth.start + p, taken, scratch);
         for panel in panels.iter() {
-            let at = panel.start * depth.len() + p * panel.len();
-            to[at..at + panel.len()].copy_from_slice(&row[panel]);
+            let to = &mut to[panel.start * depth.len() + p * panel.len()..];
+            macro_rules! copy {
+                ($m:literal) => {
+                    for (to, row) in to.as_chunks_mut::<$m>().0.iter_mut().zip(&rows[..taken]) {
+                        if let Some(lanes) = row[panel.start..].first_chunk() {
+                            *to = *lanes;
+                        }
+                    }
+                };
+            }
+            by_rows!(panel.len(), 12, copy);
         }
     }
 }
@@ -82,16 +90,43 @@ fn right_steps(
     scratch: &mut [f32],
     to: &mut [f32],
 ) {
-    let panel = depth.len() * width;
-    for (p, step) in depth.clone().enumerate() {
-        let row = from.read(step, 0..lanes, scratch);
-        for (j, lanes) in row.chunks(width).enumerate() {
-            let at = j * panel + p * width;
-            let (used, padding) = to[at..at + width].split_at_mut(lanes.len());
-            used.copy_from_slice(lanes);
-            padding.fill(0.0);
+    let whole = lanes / width * width;
+    for p in (0..depth.len()).step_by(SQUARE) {
+        let taken = SQUARE.min(depth.len() - p);
+        let rows = steps(from, &(0..lanes), depth.start + p, taken, scratch);
+        for col in (0..whole).step_by(width) {
+            let to = &mut to[col * depth.len() + p * width..];
+            for (to, row) in to.chunks_exact_mut(width).zip(&rows[..taken]) {
+                to.copy_from_slice(&row[col..col + width]);
+            }
+        }
+        if whole < lanes {
+            let to = &mut to[whole * depth.len() + p * width..];
+            for (to, row) in to.chunks_exact_mut(width).zip(&rows[..taken]) {
+                let (used, padding) = to.split_at_mut(lanes - whole);
+                used.copy_from_slice(&row[whole..]);
+                padding.fill(0.0);
+            }
         }
     }
+}
+
+/// Lanes of `taken` depth steps from `first` on: so few steps that they stay in the first-level cache, and so many that whole
+/// lines of every panel are written at once.
+#[inline(always)]
+fn steps<'s>(
+    from: &Operand<'s>,
+    lanes: &Range<usize>,
+    first: usize,
+    taken: usize,
+    scratch: &'s mut [f32],
+) -> [&'s [f32]; SQUARE] {
+    let mut rows: [&[f32]; SQUARE] = [&[]; SQUARE];
+    let scratch = scratch.chunks_exact_mut(lanes.len().max(1));
+    for (i, (row, scratch)) in rows[..taken].iter_mut().zip(scratch).enumerate() {
+        *row = from.read(first + i, lanes.clone(), scratch);
+    }
+    rows
 }
 
 #[inline(always)]
@@ -116,12 +151,12 @@ fn right_lanes(
                 }
             }
             if taken == SQUARE {
-                transpose(rows, first, width, to);
-            } else {
-                for (p, to) in to.chunks_exact_mut(width).enumerate() {
-                    for (to, row) in to[first..].iter_mut().zip(rows) {
-                        *to = row[p];
-                    }
+                turn(rows, first, width, to);
+                continue;
+            }
+            for (p, to) in to.chunks_exact_mut(width).enumerate() {
+                for (to, row) in to[first..].iter_mut().zip(rows) {
+                    *to = row[p];
                 }
             }
         }
@@ -130,24 +165,3 @@ fn right_lanes(
 
 /// What the lanes of padding are read from.
 static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
-
-/// Eight rows of storage become lanes `first .. first + 8` of every depth step.
-#[inline(always)]
-fn transpose(rows: [&[f32]; SQUARE], first: usize, width: usize, to: &mut [f32]) {
-    let depth = rows[0].len();
-    let squares = rows.map(|row| row.as_chunks::<SQUARE>().0);
-    for q in 0..depth / SQUARE {
-        let square: [[f32; SQUARE]; SQUARE] = std::array::from_fn(|i| squares[i][q]);
-        for p in 0..SQUARE {
-            let at = (q * SQUARE + p) * width + first;
-            let column: [f32; SQUARE] = std::array::from_fn(|i| square[i][p]);
-            to[at..at + SQUARE].copy_from_slice(&column);
-        }
-    }
-    for p in depth / SQUARE * SQUARE..depth {
-        let at = p * width + first;
-        for (to, row) in to[at..at + SQUARE].iter_mut().zip(rows) {
-            *to = row[p];
-        }
-    }
-}

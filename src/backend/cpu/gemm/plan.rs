@@ -7,16 +7,13 @@ use rayon::prelude::*;
 use std::cell::RefCell;
 
 /// Tiles a thread should get: enough to even out their differences, few enough that each packs its weights for many rows.
-const TILES_PER_THREAD: usize = 16;
+const TILES_PER_THREAD: usize = 6;
 
 /// Multiply-adds below which a tile is not worth handing to another thread, about 10 microseconds.
 const SMALLEST_TILE: usize = 1 << 19;
 
-/// Rows below which a tile is cut along its columns instead: packing the right operand is paid for by the rows.
-const FEW_ROWS: usize = 128;
-
-/// Cuts of columns lie at multiples of this, the widest right panel.
-const COL_UNIT: usize = 32;
+/// Cuts lie at multiples of this in both directions: no right panel is wider, and shorter tiles would not repay their packing.
+const UNIT: usize = 32;
 
 /// The product of one group.
 #[derive(Debug)]
@@ -79,11 +76,7 @@ fn cut(groups: Vec<Group<'_>>, threads: usize) -> Vec<Task<'_>> {
         if rows == 0 || cols == 0 {
             continue;
         }
-        let parts = group.cost().div_ceil(most);
-        let row_parts = parts.min(rows.div_ceil(FEW_ROWS));
-        let col_parts = parts.div_ceil(row_parts).max(cols.div_ceil(MAX_COLS)).min(cols.div_ceil(COL_UNIT));
-        let (each_row, each_col) =
-            (rows.div_ceil(row_parts), cols.div_ceil(col_parts).next_multiple_of(COL_UNIT).min(MAX_COLS));
+        let (each_row, each_col) = tile(rows, cols, group.cost().div_ceil(most));
         let Group { index, depth, mut out } = group;
         for row in (0..rows).step_by(each_row) {
             let (mut band, rest) = out.split_rows(each_row);
@@ -97,4 +90,18 @@ fn cut(groups: Vec<Group<'_>>, threads: usize) -> Vec<Task<'_>> {
     }
     tasks.sort_by_key(|task| std::cmp::Reverse(task.group.cost()));
     tasks
+}
+
+/// Sizes of tiles that cut `rows x cols` into about `parts`, as square as can be: what is packed is then least.
+fn tile(rows: usize, cols: usize, parts: usize) -> (usize, usize) {
+    let (mut high, mut wide) = (1, cols.div_ceil(MAX_COLS));
+    while high * wide < parts {
+        match (rows / high, cols / wide) {
+            (row, col) if row >= col && row > UNIT => high += 1,
+            (_, col) if col > UNIT => wide += 1,
+            (row, _) if row > UNIT => high += 1,
+            _ => break,
+        }
+    }
+    (rows.div_ceil(high).next_multiple_of(UNIT), cols.div_ceil(wide).next_multiple_of(UNIT).min(MAX_COLS))
 }

@@ -93,9 +93,8 @@ impl Matrix {
     fn new(random: &mut Random, rows: usize, cols: usize, form: Form) -> Self {
         let index_div = if form.gathered { 1 + random.below(3) as u32 } else { 1 };
         let data_rows = if form.gathered { rows / 2 + 1 } else { rows };
-        let index = form
-            .gathered
-            .then(|| (0..rows).map(|_| random.below(data_rows * index_div as usize) as u32).collect());
+        let index =
+            form.gathered.then(|| (0..rows).map(|_| random.below(data_rows * index_div as usize) as u32).collect());
         let scale = form.scaled.then(|| random.floats(rows));
         Self { data: Store::new(form.store, random.floats(data_rows * cols)), cols, index, index_div, scale }
     }

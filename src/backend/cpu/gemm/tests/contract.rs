@@ -19,7 +19,7 @@ fn every_tile_height_and_column_tail() {
 
 #[test]
 fn depth_blocks_continue_the_chains() {
-    for depth in [1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 700] {
+    for depth in [1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 700, 1_025] {
         Case::plain(1, &[3, 8], [depth, 19]).check();
         Case::plain(2, &[3, 8], [19, depth]).check();
         Case::plain(3, &[depth, 0, 5], [19, 7]).check();
@@ -107,9 +107,8 @@ fn row_bits_do_not_depend_on_neighbours() {
 fn thread_count_does_not_matter() {
     let case = Case::plain(6, &[400, 1, 0, 150, 30], [130, 257]);
     for call in CALLS {
-        let with = |threads| {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| case.run(call))
-        };
+        let with =
+            |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| case.run(call));
         let one = with(1);
         for threads in [2, 3, 8] {
             assert_same(&with(threads), &one, &format!("{call:?} on {threads} threads"));
@@ -135,8 +134,8 @@ fn instruction_sets_and_tile_shapes_agree() {
         block.run::<S, M, NV>(simd);
         out
     }
-    for shape in [[35, 300], [300, 35], [66, 20]] {
-        for rows in [1, 11, 25, 290] {
+    for shape in [[35, 520], [520, 35], [66, 20]] {
+        for rows in [1, 11, 25, 530] {
             let case = Case::plain(rows as u64, &[rows], shape);
             for call in CALLS {
                 let expected = case.expected(call);
@@ -147,6 +146,16 @@ fn instruction_sets_and_tile_shapes_agree() {
             }
         }
     }
+}
+
+#[test]
+fn the_workspace_is_bounded() {
+    let case = Case::new(1, 0, &[600], 0, [1_024, 1_024], [Form { store: 1, gathered: true, scaled: true }; 3]);
+    let (a, b) = (Operand::new(case.dy.rows(), 0, RowsAre::Steps), Operand::new(case.x.rows(), 0, RowsAre::Steps));
+    let (mut out, mut workspace) = (vec![0.0; 1_024 * 1_024], Workspace::default());
+    let c = MatMut::new(&mut out, 1_024);
+    pulp::Arch::new().dispatch(Block { a, b, depth: 600, accumulate: false, c, workspace: &mut workspace });
+    assert!((1 << 20..=5 << 19).contains(&workspace.bytes()), "{} bytes", workspace.bytes());
 }
 
 #[test]
@@ -198,7 +207,9 @@ fn one_nan_stays_where_it_belongs() {
     case.check();
     let dx = case.run(Call::Dgrad);
     assert!(dx.iter().enumerate().all(|(i, dx)| dx.is_finite() || i >= 13 * 50));
-    assert!(dx.iter().enumerate().all(|(i, dx)| dx.is_nan() == (bad(14, 50).contains(&i) || dx.is_nan() && i % 50 == 7)));
+    assert!(
+        dx.iter().enumerate().all(|(i, dx)| dx.is_nan() == (bad(14, 50).contains(&i) || dx.is_nan() && i % 50 == 7))
+    );
 }
 
 #[test]

@@ -20,7 +20,14 @@ fn refused(reason: &str, results: impl IntoIterator<Item = (Result<()>, Vec<f32>
     }
 }
 
-fn all(offsets: &[u32], x: Rows<'_>, dy: Rows<'_>, w: &[f32], [n, k]: [usize; 2], rows: usize) -> [(Result<()>, Vec<f32>); 3] {
+fn all(
+    offsets: &[u32],
+    x: Rows<'_>,
+    dy: Rows<'_>,
+    w: &[f32],
+    [n, k]: [usize; 2],
+    rows: usize,
+) -> [(Result<()>, Vec<f32>); 3] {
     let w = Floats::F32(w);
     let with = |len: usize, call: &dyn Fn(&mut [f32]) -> Result<()>| {
         let mut out = vec![7.0; len];
