@@ -4,6 +4,8 @@
 //! afterwards. Devices know nothing of cases and cases nothing of devices. A device that is not here makes its trials
 //! *ignored with the reason*.
 
+#![allow(unreachable_pub, reason = "`pub` marks what other files may use; a test target exports nothing")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -83,7 +85,8 @@ fn main() -> std::process::ExitCode {
         }
         for (kernel, cases) in by_kernel {
             let variants = Arc::clone(&device);
-            trials.push(on(&device, &format!("{kernel}::same_bits"), move |runner| same_bits(runner, &variants, &cases)));
+            trials
+                .push(on(&device, &format!("{kernel}::same_bits"), move |runner| same_bits(runner, &variants, &cases)));
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -112,7 +115,10 @@ fn complete(cases: &[Arc<Case>]) -> Result<(), String> {
     for name in Kernel::<Slot>::NAMES {
         for refused in [false, true] {
             if !cases.iter().any(|case| case.kernel() == *name && case.fails() == refused) {
-                return Err(format!("kernel `{name}` has no case {}", if refused { "that is refused" } else { "at all" }));
+                return Err(format!(
+                    "kernel `{name}` has no case {}",
+                    if refused { "that is refused" } else { "at all" }
+                ));
             }
         }
     }

@@ -129,7 +129,6 @@ macro_rules! kernel {
     };
 }
 
-
 /// Lists the kernels once: enum, names, conversions.
 macro_rules! registry {
     ($($name:ident = $text:literal),* $(,)?) => {

@@ -73,7 +73,16 @@ fn order() -> Case {
     case.command(Command::Copy { src: b, dst: out });
     case.command(Command::Fill { buffer: b, bits: 2.0f32.to_bits() });
     for rows in [a, b] {
-        case.run(Combine { tokens: 3, top_k: 1, cols: 1, accumulate: true, rows, row_of_pair: None, weights: None, out });
+        case.run(Combine {
+            tokens: 3,
+            top_k: 1,
+            cols: 1,
+            accumulate: true,
+            rows,
+            row_of_pair: None,
+            weights: None,
+            out,
+        });
     }
     case.want(a, vec![near(1.0, 0.0, 0.0); 3]);
     case.want(b, vec![near(2.0, 0.0, 0.0); 3]);

@@ -52,8 +52,8 @@ fn threads(count: usize) -> std::result::Result<Box<dyn Runner>, String> {
     Ok(Box::new(On { backend, label: format!("cpu with {count} threads"), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))
 }
 
-/// 2^-149.
-const SMALLEST_SUBNORMAL: f64 = 1.401_298_464_324_817_1e-45;
+/// 2^-149, the smallest subnormal number of f32.
+const SMALLEST_SUBNORMAL: f64 = f64::from_bits(0x36a0_0000_0000_0000);
 
 struct On<B> {
     backend: B,

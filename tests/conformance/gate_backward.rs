@@ -31,8 +31,8 @@ fn case(call: &Call, losses: Losses) -> Case {
     let mut rng = Rng::new(52);
     let mut case = Case::new(call.name.clone());
     let z_scale = if matches!(losses, Losses::Z | Losses::Both) { 0.125f32 } else { 0.0 };
-    let aux: Option<Vec<f32>> = matches!(losses, Losses::Aux | Losses::Both)
-        .then(|| (0..experts).map(|_| rng.normal() as f32).collect());
+    let aux: Option<Vec<f32>> =
+        matches!(losses, Losses::Aux | Losses::Both).then(|| (0..experts).map(|_| rng.normal() as f32).collect());
     let mut routed = Routing {
         top_k,
         logits: Mat::new(tokens, experts, wide(&call.logits)),
@@ -43,7 +43,11 @@ fn case(call: &Call, losses: Losses) -> Case {
     };
     for t in (0..tokens).filter(|&t| call.live(t)) {
         let (scores, selected) = (call.scores(t), call.selected(t));
-        routed.weights[t * top_k..(t + 1) * top_k].copy_from_slice(&combine_weights(&call.config(), &scores, &selected));
+        routed.weights[t * top_k..(t + 1) * top_k].copy_from_slice(&combine_weights(
+            &call.config(),
+            &scores,
+            &selected,
+        ));
         routed.experts[t * top_k..(t + 1) * top_k].copy_from_slice(&selected);
         routed.scores.row_mut(t).copy_from_slice(&scores);
     }
@@ -123,19 +127,20 @@ fn refusals() -> Vec<Case> {
             case.run(args);
             cases.push(case.refused(fragments));
         };
-    refuse("expert out of range", &["ids", "3"], |case, a| {
-        GateBackward { ids: case.u32("ids", &[0, 1, 3, 1]), ..a }
-    });
+    refuse("expert out of range", &["ids", "3"], |case, a| GateBackward { ids: case.u32("ids", &[0, 1, 3, 1]), ..a });
     refuse("short ids", &["`ids`"], |case, a| GateBackward { ids: case.u32("ids", &[0, 1, 2]), ..a });
     refuse("short aux", &["`aux`"], |case, a| GateBackward { aux: Some(case.f32("aux", &[1.0; 2])), ..a });
-    refuse("integer gradient", &["`d_weights`", "f32"], |case, a| {
-        GateBackward { d_weights: case.u32("d_weights", &[1; 4]), ..a }
+    refuse("integer gradient", &["`d_weights`", "f32"], |case, a| GateBackward {
+        d_weights: case.u32("d_weights", &[1; 4]),
+        ..a
     });
     refuse("k above E", &["top_k"], |_, a| GateBackward { top_k: 4, ..a });
     refuse("in place", &["in use"], |_, a| GateBackward { d_logits: a.logits, ..a });
     refuse("tokens beyond the address space", &["logits"], |_, a| GateBackward { tokens: usize::MAX / 2, ..a });
-    refuse("experts beyond the address space without tokens", &[""], |_, a| {
-        GateBackward { tokens: 0, experts: usize::MAX, ..a }
+    refuse("experts beyond the address space without tokens", &[""], |_, a| GateBackward {
+        tokens: 0,
+        experts: usize::MAX,
+        ..a
     });
     cases
 }

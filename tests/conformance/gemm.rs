@@ -93,7 +93,13 @@ impl Problem {
     }
 
     /// Stores one more row than is needed, NaN in all rows that no used row reads.
-    fn operand(&self, case: &mut Case, rng: &mut Rng, name: &'static str, cols: usize) -> (Slot, Option<Slot>, Operand) {
+    fn operand(
+        &self,
+        case: &mut Case,
+        rng: &mut Rng,
+        name: &'static str,
+        cols: usize,
+    ) -> (Slot, Option<Slot>, Operand) {
         let (rows, total) = (self.rows(), self.total());
         let stored = total + 1;
         let mut source: Vec<usize> = (0..rows).collect();
@@ -113,8 +119,7 @@ impl Problem {
     }
 
     fn group_of(&self, row: usize) -> usize {
-        let ends = offsets(&self.counts);
-        (0..self.counts.len()).find(|&e| row < ends[e + 1] as usize).unwrap()
+        offsets(&self.counts)[1..].partition_point(|&end| end as usize <= row)
     }
 
     fn forward(&self) -> Case {

@@ -110,7 +110,8 @@ fn sum_squares(name: &str, values: Vec<f32>) -> Case {
     let partial = case.out("partial", F32, 2 * blocks);
     case.run(SumSquares { len: values.len(), x, partial });
     let block = |x: &[f32]| {
-        let max = x.iter().map(|x| f64::from(x.abs())).fold(0.0, |max, x| if x.is_nan() { x } else { f64::max(max, x) });
+        let max =
+            x.iter().map(|x| f64::from(x.abs())).fold(0.0, |max, x| if x.is_nan() { x } else { f64::max(max, x) });
         let max = if x.iter().any(|x| x.is_nan()) { f64::NAN } else { max };
         let sum: f64 = x.iter().map(|&x| (f64::from(x) / max).powi(2)).sum();
         let sum = if max > 0.0 && max.is_finite() { sum } else { 1.0 };
@@ -167,10 +168,12 @@ fn to_f16(x: f32) -> u32 {
 }
 
 fn casts() -> Vec<Case> {
-    let mut values = vec![0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, f32::MIN_POSITIVE, 1e-40];
+    let mut values =
+        vec![0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -f32::MAX, f32::MIN_POSITIVE, 1e-40];
     values.extend([f32::from_bits(1), 65_504.0, 65_519.9, 65_520.0, 65_536.0, 5.96e-8, 2.98e-8, 2.99e-8, 6.1e-5]);
     // Halfway between neighbours in bf16 and in f16, with the even one below and above.
-    for bits in [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x3f80_7fff, 0x3f80_1000, 0x3f80_3000, 0x3f80_1001, 0x7f7f_8000] {
+    for bits in [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x3f80_7fff, 0x3f80_1000, 0x3f80_3000, 0x3f80_1001, 0x7f7f_8000]
+    {
         values.extend([f32::from_bits(bits), -f32::from_bits(bits)]);
     }
     let mut rng = Rng::new(33);

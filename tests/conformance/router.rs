@@ -174,7 +174,9 @@ fn calls() -> Vec<Call> {
         c("softmax bias", 50, 16, 4, normalised).biased(&ramp(16)),
         c("groups", 80, 16, 4, grouped).biased(&ramp(16)),
         c("groups of softmax", 80, 16, 3, GateRule { n_group: 8, topk_group: 3, ..normalised }),
-        c("large groups masked", 200, 160, 8, GateRule { n_group: 8, topk_group: 4, ..SIGMOID }).biased(&ramp(160)).masked(),
+        c("large groups masked", 200, 160, 8, GateRule { n_group: 8, topk_group: 4, ..SIGMOID })
+            .biased(&ramp(160))
+            .masked(),
         c("groups of one", 20, 6, 3, GateRule { n_group: 6, topk_group: 4, ..SIGMOID }),
         c("all groups", 20, 8, 3, GateRule { topk_group: 4, ..grouped }),
         c("fault 22 negative biased scores beat the fill of masked groups", 60, 16, 8, grouped).biased(&[-2.0; 16]),
@@ -192,13 +194,21 @@ fn calls() -> Vec<Call> {
         Call::token("fault 23 logits 1e-7 apart", &close, 3, SOFTMAX),
         Call::token("logits that differ where probabilities underflow", &[0.0, -150.0, -149.0, -151.0], 3, SOFTMAX),
         Call::token("NaN first", &[1.0, f32::NAN, 9.0, f32::NAN], 3, SOFTMAX),
-        Call::token("NaN first among sigmoids", &[1.0, f32::NAN, 9.0, 2.0], 3, GateRule { normalise: false, ..SIGMOID }),
+        Call::token(
+            "NaN first among sigmoids",
+            &[1.0, f32::NAN, 9.0, 2.0],
+            3,
+            GateRule { normalise: false, ..SIGMOID },
+        ),
         Call::token("infinity against NaN", &[f32::INFINITY, f32::NAN, 3.0, f32::NEG_INFINITY], 3, SIGMOID),
         Call::token("infinite bias", &[0.0; 4], 2, SIGMOID).biased(&[f32::NEG_INFINITY, 0.0, f32::INFINITY, 0.5]),
         Call::token("minus infinity", &[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 1.0], 3, SOFTMAX),
         Call::token("huge logits", &[3e38, -3e38, 1e38, 0.0], 3, SOFTMAX),
         Call::token("subnormal logits", &[1e-40, 2e-40, -1e-40, 0.0], 4, SOFTMAX),
-        Call { logits: [[0.3, f32::NAN, 0.1], [0.3, 0.2, 0.1]].concat(), ..c("NaN stays in its row", 2, 3, 2, SOFTMAX) },
+        Call {
+            logits: [[0.3, f32::NAN, 0.1], [0.3, 0.2, 0.1]].concat(),
+            ..c("NaN stays in its row", 2, 3, 2, SOFTMAX)
+        },
     ]
 }
 
@@ -213,15 +223,19 @@ fn refusals() -> Vec<Case> {
     };
     refuse("k above E", &["top_k", "9", "8"], |_, a| Gate { top_k: 9, ..a });
     refuse("k of zero", &["top_k", "0"], |_, a| Gate { top_k: 0, ..a });
-    refuse("k above the experts of the groups", &["top_k", "3", "2"], |_, a| {
-        Gate { top_k: 3, rule: GateRule { n_group: 4, topk_group: 1, ..SOFTMAX }, ..a }
+    refuse("k above the experts of the groups", &["top_k", "3", "2"], |_, a| Gate {
+        top_k: 3,
+        rule: GateRule { n_group: 4, topk_group: 1, ..SOFTMAX },
+        ..a
     });
-    refuse("groups that do not divide", &["n_group", "3"], |_, a| {
-        Gate { rule: GateRule { n_group: 3, ..SOFTMAX }, ..a }
+    refuse("groups that do not divide", &["n_group", "3"], |_, a| Gate {
+        rule: GateRule { n_group: 3, ..SOFTMAX },
+        ..a
     });
     refuse("no groups", &["n_group", "0"], |_, a| Gate { rule: GateRule { n_group: 0, ..SOFTMAX }, ..a });
-    refuse("more groups kept than there are", &["topk_group", "5"], |_, a| {
-        Gate { rule: GateRule { n_group: 4, topk_group: 5, ..SOFTMAX }, ..a }
+    refuse("more groups kept than there are", &["topk_group", "5"], |_, a| Gate {
+        rule: GateRule { n_group: 4, topk_group: 5, ..SOFTMAX },
+        ..a
     });
     refuse("short logits", &["`logits`"], |_, a| Gate { tokens: 5, ..a });
     refuse("short bias", &["`bias`"], |case, a| Gate { bias: Some(case.f32("bias", &[0.0; 7])), ..a });
@@ -232,8 +246,11 @@ fn refusals() -> Vec<Case> {
     refuse("in place", &["in use"], |_, a| Gate { weights: a.logits, ..a });
     refuse("tokens beyond the address space", &["logits"], |_, a| Gate { tokens: usize::MAX / 2, ..a });
     refuse("experts beyond the address space", &[""], |_, a| Gate { experts: usize::MAX, ..a });
-    refuse("experts and k beyond the address space without tokens", &[""], |_, a| {
-        Gate { tokens: 0, experts: usize::MAX, top_k: usize::MAX, ..a }
+    refuse("experts and k beyond the address space without tokens", &[""], |_, a| Gate {
+        tokens: 0,
+        experts: usize::MAX,
+        top_k: usize::MAX,
+        ..a
     });
     cases
 }
@@ -258,7 +275,9 @@ fn stand_alone(runner: &dyn Runner) -> Result<(), String> {
             let (ids, weights, k) = (args.ids, args.weights, call.top_k);
             case.run(args);
             let after = runner.run(&case).map_err(|e| e.to_string())?;
-            let row = |t: usize| [ids, weights].iter().flat_map(|s| (t * k..(t + 1) * k).map(|i| bits(&after[s.0], i))).collect();
+            let row = |t: usize| {
+                [ids, weights].iter().flat_map(|s| (t * k..(t + 1) * k).map(|i| bits(&after[s.0], i))).collect()
+            };
             Ok((0..call.tokens).map(row).collect())
         };
         let together = run(&call)?;

@@ -96,15 +96,8 @@ fn estimate(e: &Estimate) -> Case {
 }
 
 fn estimates() -> Vec<Case> {
-    let e = |name, tokens, top_k| Estimate {
-        name,
-        tokens,
-        top_k,
-        dropped: 5,
-        baseline: true,
-        weight: true,
-        masked: false,
-    };
+    let e =
+        |name, tokens, top_k| Estimate { name, tokens, top_k, dropped: 5, baseline: true, weight: true, masked: false };
     [
         e("typical", 12, 2),
         Estimate { masked: true, ..e("large", 400, 8) },
@@ -141,11 +134,13 @@ fn refusals() -> Vec<Case> {
             case.run(args);
             cases.push(case.refused(fragments));
         };
-    refuse("row out of range", &["kept_of_pair", "3"], |case, a| {
-        RouterGrad { kept_of_pair: case.u32("kept_of_pair", &[0, 1, 3, NONE]), ..a }
+    refuse("row out of range", &["kept_of_pair", "3"], |case, a| RouterGrad {
+        kept_of_pair: case.u32("kept_of_pair", &[0, 1, 3, NONE]),
+        ..a
     });
-    refuse("short weights of rows", &["`weight`"], |case, a| {
-        RouterGrad { weight: Some(case.f32("weight", &[1.0; 2])), ..a }
+    refuse("short weights of rows", &["`weight`"], |case, a| RouterGrad {
+        weight: Some(case.f32("weight", &[1.0; 2])),
+        ..a
     });
     refuse("short ids", &["`ids`"], |case, a| RouterGrad { ids: case.u32("ids", &[0, 1, 2]), ..a });
     refuse("short baseline", &["`dot_dy`"], |case, a| RouterGrad { dot_dy: Some(case.f32("dot_dy", &[1.0])), ..a });

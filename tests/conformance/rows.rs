@@ -275,7 +275,13 @@ fn row_norms() -> Vec<Case> {
             // Scaled, so that the squares of the oracle do not matter.
             let top = row.iter().fold(0.0, |top: f64, x| if x.is_finite() { top.max(x.abs()) } else { f64::INFINITY });
             let exact = row.iter().map(|x| (x / top).powi(2)).sum::<f64>().sqrt() * top;
-            let norm = if top == 0.0 { 0.0 } else if top.is_infinite() { top } else { exact.min(f32::MAX.into()) };
+            let norm = if top == 0.0 {
+                0.0
+            } else if top.is_infinite() {
+                top
+            } else {
+                exact.min(f32::MAX.into())
+            };
             near(norm, norm, 2.0)
         };
         case.want(norm, wide.chunks(cols).take(rows).map(of).collect());

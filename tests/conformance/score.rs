@@ -8,6 +8,9 @@ use crate::table::{Case, Slot, Want, integers, near, offsets};
 
 const INF: f32 = f32::INFINITY;
 
+/// Changes g by pair, `||d||` by token, `||h||` by row and `||x||` by token.
+type Edit = fn(&mut [f32], &mut [f32], &mut [f32], &mut [f32]);
+
 struct Inputs {
     name: &'static str,
     metric: Metric,
@@ -17,8 +20,7 @@ struct Inputs {
     counts: Vec<usize>,
     spare: usize,
     first: usize,
-    /// Changes to (g by pair, ||d|| by token, ||h|| by row, ||x|| by token).
-    edit: fn(&mut [f32], &mut [f32], &mut [f32], &mut [f32]),
+    edit: Edit,
 }
 
 fn table() -> Vec<Inputs> {
@@ -294,8 +296,9 @@ fn refusals() -> Vec<Case> {
         case.run(args);
         cases.push(case.refused(fragments));
     };
-    refuse("pair out of range", &["pair_of_row", "4"], |case, a| {
-        Score { pair_of_row: case.u32("pair_of_row", &[0, 1, 4, 3]), ..a }
+    refuse("pair out of range", &["pair_of_row", "4"], |case, a| Score {
+        pair_of_row: case.u32("pair_of_row", &[0, 1, 4, 3]),
+        ..a
     });
     refuse("full without its inputs", &["metric", "full"], |_, a| Score { metric: Metric::Full, ..a });
     refuse("offsets fall", &["offsets"], |case, a| Score { offsets: case.u32("offsets", &[0, 3, 2]), ..a });

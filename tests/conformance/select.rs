@@ -18,7 +18,7 @@ const MIXED: SelectRule = SelectRule::Mixed { certain: 0.5 };
 
 #[derive(Clone)]
 struct Pick {
-    name: &'static str,
+    name: String,
     rule: SelectRule,
     counts: Vec<usize>,
     quotas: Vec<u32>,
@@ -31,8 +31,8 @@ struct Pick {
 }
 
 fn table() -> Vec<Pick> {
-    let p = |name, rule, counts: &[usize], quotas: &[u32]| Pick {
-        name,
+    let p = |name: &str, rule, counts: &[usize], quotas: &[u32]| Pick {
+        name: name.to_owned(),
         rule,
         counts: counts.to_vec(),
         quotas: quotas.to_vec(),
@@ -45,21 +45,20 @@ fn table() -> Vec<Pick> {
     };
     let mut table = vec![
         Pick { own_ids: false, first_token: 1 << 40, ..p("first token", SelectRule::Unbiased, &[9, 8], &[4, 5]) },
-        Pick { own_ids: false, first_token: u64::MAX - 2, ..p("token ids wrap", SelectRule::Unbiased, &[9, 8], &[4, 5]) },
+        Pick {
+            own_ids: false,
+            first_token: u64::MAX - 2,
+            ..p("token ids wrap", SelectRule::Unbiased, &[9, 8], &[4, 5])
+        },
         Pick { cap: 1.25, ..p("weight cap", SelectRule::Unbiased, &[20, 30], &[5, 6]) },
         Pick { cap: 1.0, ..p("weight cap of one", MIXED, &[20, 30], &[5, 6]) },
         p("mixed all certain", SelectRule::Mixed { certain: 1.0 }, &[9, 8], &[4, 5]),
         p("mixed none certain", SelectRule::Mixed { certain: 0.0 }, &[9, 8], &[4, 5]),
         p("mixed rounds down", SelectRule::Mixed { certain: 0.49 }, &[9, 8], &[4, 1]),
     ];
-    let rules = [
-        (SelectRule::TopQ, ["top", "top"]),
-        (SelectRule::Unbiased, ["unbiased", "unbiased"]),
-        (MIXED, ["mixed", "mixed"]),
-    ];
-    for (rule, [label, _]) in rules {
-        let name = |text: &str| -> &'static str { Box::leak(format!("{label} {text}").into_boxed_str()) };
-        let q = |text: &str, counts: &[usize], quotas: &[u32]| p(name(text), rule, counts, quotas);
+    let rules = [(SelectRule::TopQ, "top"), (SelectRule::Unbiased, "unbiased"), (MIXED, "mixed")];
+    for (rule, label) in rules {
+        let q = |text: &str, counts: &[usize], quotas: &[u32]| p(&format!("{label} {text}"), rule, counts, quotas);
         table.extend([
             q("typical", &[9, 0, 13, 5], &[4, 3, 6, 2]),
             Pick { spare: 5, top_k: 8, ..q("large", &[700, 0, 411, 3], &[200, 10, 17, 2]) },
@@ -78,7 +77,10 @@ fn table() -> Vec<Pick> {
             Pick { edit: |s| s[1] = INF, ..q("one infinite", &[9, 8], &[4, 5]) },
             Pick { edit: |s| s[2..7].fill(0.0), ..q("not eligible", &[9, 8], &[6, 5]) },
             Pick { edit: |s| s.fill(0.0), ..q("none eligible", &[9, 8], &[6, 5]) },
-            Pick { edit: |s| s.iter_mut().for_each(|s| *s *= 1e-38), ..q("scores near the smallest", &[9, 8], &[4, 5]) },
+            Pick {
+                edit: |s| s.iter_mut().for_each(|s| *s *= 1e-38),
+                ..q("scores near the smallest", &[9, 8], &[4, 5])
+            },
             Pick { edit: |s| s.iter_mut().for_each(|s| *s *= 3e37), ..q("scores near the largest", &[9, 8], &[4, 5]) },
             Pick { edit: |s| s.fill(f32::MAX), ..q("all the largest", &[9, 8], &[4, 5]) },
             Pick {
@@ -91,7 +93,7 @@ fn table() -> Vec<Pick> {
 }
 
 fn select(p: &Pick) -> Case {
-    let (mut case, mut rng) = (Case::new(p.name), Rng::new(71));
+    let (mut case, mut rng) = (Case::new(&p.name), Rng::new(71));
     let (experts, used) = (p.counts.len(), p.counts.iter().sum::<usize>());
     let total = used + p.spare;
     // Some pairs belong to no row, as those of masked tokens.
@@ -106,8 +108,8 @@ fn select(p: &Pick) -> Case {
     let mut pair_of_row = order.clone();
     pair_of_row.resize(total, u32::MAX);
     let g: Vec<f32> = (0..pairs).map(|_| rng.normal() as f32).collect();
-    // Neither ascending nor below 2^32; equal for two tokens each, so that the slot decides, where a token is twice at one expert.
-    let ids: Vec<u64> = (0..tokens as u64).map(|t| (t * 7 + 3) % 11 << 32 | (tokens as u64 - t)).collect();
+    // Neither ascending nor below 2^32. Random rows put some tokens twice at one expert, where the slot decides.
+    let ids: Vec<u64> = (0..tokens as u64).map(|t| ((t * 7 + 3) % 11) << 32 | (tokens as u64 - t)).collect();
     let words: Vec<u32> = ids.iter().flat_map(|id| [*id as u32, (id >> 32) as u32]).collect();
     let starts = offsets(&p.counts);
     let mean = |e: usize| {
@@ -144,6 +146,8 @@ fn select(p: &Pick) -> Case {
     let outputs = args.clone();
     case.run(args);
 
+    let mut row_of_pair = vec![usize::MAX; pairs];
+    order.iter().enumerate().for_each(|(row, &pair)| row_of_pair[pair as usize] = row);
     let (mut kept, mut counts, mut stats) = (Vec::new(), Vec::new(), Vec::new());
     for e in 0..experts {
         let rows = starts[e] as usize..starts[e + 1] as usize;
@@ -164,8 +168,7 @@ fn select(p: &Pick) -> Case {
         let (drawn, left) = take_highest(&rest, quota - certain, key);
         let tau = left.first().map_or(0.0, key);
         let weighted = drawn.iter().map(|c| (c, pair_weight(c.score, tau)));
-        let all: Vec<(Candidate, f64)> =
-            sure.iter().map(|c| (*c, 1.0)).chain(weighted.map(|(c, w)| (*c, w))).collect();
+        let all: Vec<(Candidate, f64)> = sure.iter().map(|c| (*c, 1.0)).chain(weighted.map(|(c, w)| (*c, w))).collect();
         let cap = f64::from(p.cap);
         let weights = || all.iter().map(|(_, w)| w.min(cap));
         let relative = |c: &Candidate| f64::from(c.score) / f64::from(means[e]);
@@ -181,10 +184,7 @@ fn select(p: &Pick) -> Case {
         let sizes = [0.0, 0.0, 0.0, 0.0, removed_size];
         stats.extend(columns.iter().zip(sizes).map(|(&value, size)| near(value, size, 6.0)));
         counts.push(all.len());
-        let mut rows: Vec<(usize, f64)> = all
-            .iter()
-            .map(|(c, w)| (order.iter().position(|&pair| pair as usize == c.pair).unwrap(), w.min(cap)))
-            .collect();
+        let mut rows: Vec<(usize, f64)> = all.iter().map(|(c, w)| (row_of_pair[c.pair], w.min(cap))).collect();
         rows.sort_by_key(|&(row, _)| row);
         kept.extend(rows);
     }
@@ -239,18 +239,21 @@ fn refusals() -> Vec<Case> {
     };
     refuse("capacity too small", &["quotas", "3", "2"], |_, a| Select { capacity: 2, ..a });
     refuse("short row list", &["`row`"], |case, a| Select { row: case.out_exact("row", U32, 2), ..a });
-    refuse("pair out of range", &["pair_of_row", "4"], |case, a| {
-        Select { pair_of_row: case.u32("pair_of_row", &[0, 1, 4, 3]), ..a }
+    refuse("pair out of range", &["pair_of_row", "4"], |case, a| Select {
+        pair_of_row: case.u32("pair_of_row", &[0, 1, 4, 3]),
+        ..a
     });
-    refuse("NONE as pair", &["pair_of_row"], |case, a| {
-        Select { pair_of_row: case.u32("pair_of_row", &[0, 1, NONE, 3]), ..a }
+    refuse("NONE as pair", &["pair_of_row"], |case, a| Select {
+        pair_of_row: case.u32("pair_of_row", &[0, 1, NONE, 3]),
+        ..a
     });
     refuse("offsets fall", &["offsets"], |case, a| Select { offsets: case.u32("offsets", &[0, 3, 2]), ..a });
     refuse("offsets past the rows", &["offset"], |case, a| Select { offsets: case.u32("offsets", &[0, 3, 5]), ..a });
     refuse("k of zero", &["top_k", "0"], |_, a| Select { top_k: 0, ..a });
     refuse("short quotas", &["`quotas`"], |case, a| Select { quotas: case.u32("quotas", &[1]), ..a });
-    refuse("short token ids", &["`token_ids`"], |case, a| {
-        Select { token_ids: Some(case.u32("token_ids", &[0; 3])), ..a }
+    refuse("short token ids", &["`token_ids`"], |case, a| Select {
+        token_ids: Some(case.u32("token_ids", &[0; 3])),
+        ..a
     });
     refuse("short weights", &["`weights`"], |case, a| Select { weights: case.f32("weights", &[1.0; 3]), ..a });
     refuse("float quotas", &["`quotas`", "u32"], |case, a| Select { quotas: case.f32("quotas", &[1.0; 2]), ..a });

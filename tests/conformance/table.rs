@@ -241,7 +241,9 @@ impl Case {
 fn compare(want: &Want, before: &HostData, after: &HostData, i: usize, runner: &dyn Runner) -> Result<(), String> {
     match *want {
         Want::Held if bits(after, i) == bits(before, i) => Ok(()),
-        Want::Held => Err(format!("was {:#x} and became {} ({:#x})", bits(before, i), number(after, i), bits(after, i))),
+        Want::Held => {
+            Err(format!("was {:#x} and became {} ({:#x})", bits(before, i), number(after, i), bits(after, i)))
+        }
         Want::Bits(want) if bits(after, i) == want => Ok(()),
         Want::Bits(want) => {
             Err(format!("is {} ({:#x}), expected the bits {want:#x}", number(after, i), bits(after, i)))
