@@ -63,6 +63,26 @@ impl<Buf> AsBinding<Buf> for Option<Buf> {
     }
 }
 
+/// Lets the macro treat `A` and `Option<A>` fields alike when buffers are replaced.
+trait Rebind<A, B> {
+    type Output;
+    fn rebind(self, f: &mut impl FnMut(A) -> B) -> Self::Output;
+}
+
+impl<A, B> Rebind<A, B> for A {
+    type Output = B;
+    fn rebind(self, f: &mut impl FnMut(A) -> B) -> B {
+        f(self)
+    }
+}
+
+impl<A, B> Rebind<A, B> for Option<A> {
+    type Output = Option<B>;
+    fn rebind(self, f: &mut impl FnMut(A) -> B) -> Option<B> {
+        self.map(f)
+    }
+}
+
 /// What every argument struct can tell.
 trait Arguments<Buf> {
     fn bindings(&self) -> Vec<Binding<'_, Buf>>;
@@ -86,6 +106,17 @@ macro_rules! kernel {
             $( $(#[$wdoc])* pub $write: $wtype, )*
         }
 
+        impl<Buf> $name<Buf> {
+            pub(super) fn rebind<To>(self, f: &mut impl FnMut(Buf) -> To) -> $name<To> {
+                use super::Rebind;
+                $name {
+                    $( $param: self.$param, )*
+                    $( $read: Rebind::<Buf, To>::rebind(self.$read, f), )*
+                    $( $write: Rebind::<Buf, To>::rebind(self.$write, f), )*
+                }
+            }
+        }
+
         impl<Buf> super::Arguments<Buf> for $name<Buf> {
             fn bindings(&self) -> Vec<super::Binding<'_, Buf>> {
                 use super::{Access, AsBinding, Binding};
@@ -97,7 +128,6 @@ macro_rules! kernel {
         }
     };
 }
-
 
 /// Lists the kernels once: enum, names, conversions.
 macro_rules! registry {
@@ -123,6 +153,11 @@ macro_rules! registry {
             /// All buffers of this kernel in declaration order.
             pub fn bindings(&self) -> Vec<Binding<'_, Buf>> {
                 match self { $( Self::$name(args) => args.bindings(), )* }
+            }
+
+            /// The same kernel on other buffers, replaced in declaration order: a recording replayed elsewhere.
+            pub fn rebind<To>(self, mut f: impl FnMut(Buf) -> To) -> Kernel<To> {
+                match self { $( Self::$name(args) => Kernel::$name(args.rebind(&mut f)), )* }
             }
         }
 

@@ -57,6 +57,8 @@ kernel! {
 
 kernel! {
     /// Scaled sums of squares: block b of 4,096 elements gives `max |x|` and `sum (x / max)^2`.
+    ///
+    /// The maximum is NaN where an element is; the sum is 1 where the maximum is 0 or not finite.
     SumSquares {
         params {
             /// Elements.

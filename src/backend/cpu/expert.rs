@@ -24,8 +24,16 @@ pub(super) fn optional_f32<'a>(guard: Option<&'a Read<'_>>, len: usize) -> Resul
     guard.map(|g| g.f32(len)).transpose()
 }
 
-/// Number of rows that are in use: the last offset, checked against what the buffers hold.
+/// The offsets of this many groups: one entry more.
+pub(super) fn group_offsets<'a>(guard: &'a Read<'_>, groups: usize) -> Result<&'a [u32]> {
+    guard.u32(elements("groups", &[groups])? + 1)
+}
+
+/// Number of rows that are in use: the last offset, checked to be the highest, and against what the buffers hold.
 pub(super) fn used_rows(offsets: &[u32], rows: usize) -> Result<usize> {
+    if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
+        return Err(Error::argument("offsets", format!("{} before {}", pair[0], pair[1]), "ascending values"));
+    }
     let used = offsets.last().map_or(0, |&last| last as usize);
     if used > rows {
         return Err(Error::shape("last offset", used, format!("at most {rows} rows")));
@@ -52,7 +60,7 @@ pub(super) fn grouped_forward(args: &GroupedForward<CpuBuffer>) -> Result<()> {
         scale: None,
     };
     let out = out.f32(elements("out", &[args.rows, args.n])?)?;
-    gemm::forward(offsets.u32(args.groups + 1)?, rows, w.floats()?, args.n, out)
+    gemm::forward(group_offsets(&offsets, args.groups)?, rows, w.floats()?, args.n, out)
 }
 
 pub(super) fn grouped_dgrad(args: &GroupedDgrad<CpuBuffer>) -> Result<()> {
@@ -67,7 +75,7 @@ pub(super) fn grouped_dgrad(args: &GroupedDgrad<CpuBuffer>) -> Result<()> {
         scale: None,
     };
     let out = out.f32(elements("out", &[args.rows, args.k])?)?;
-    gemm::dgrad(offsets.u32(args.groups + 1)?, rows, w.floats()?, args.k, out)
+    gemm::dgrad(group_offsets(&offsets, args.groups)?, rows, w.floats()?, args.k, out)
 }
 
 pub(super) fn grouped_wgrad(args: &GroupedWgrad<CpuBuffer>) -> Result<()> {
@@ -91,14 +99,15 @@ pub(super) fn grouped_wgrad(args: &GroupedWgrad<CpuBuffer>) -> Result<()> {
         scale: None,
     };
     let out = out.f32(elements("out", &[args.groups, args.n, args.k])?)?;
-    gemm::wgrad(offsets.u32(args.groups + 1)?, dy_rows, x_rows, args.accumulate, out)
+    gemm::wgrad(group_offsets(&offsets, args.groups)?, dy_rows, x_rows, args.accumulate, out)
 }
 
 pub(super) fn swiglu(args: &SwiGlu<CpuBuffer>) -> Result<()> {
     let (ab, offsets) = (args.ab.read()?, args.offsets.read()?);
     let (mut h, mut norm) = (args.h.write()?, args.norm.write()?);
     let width = args.width;
-    let used = used_rows(offsets.u32(args.groups + 1)?, args.rows)?;
+    let used = used_rows(group_offsets(&offsets, args.groups)?, args.rows)?;
+    elements("rows of one task", &[ROW_CHUNK, 2, width])?;
     let ab = ab.f32(elements("ab", &[used, 2, width])?)?;
     let h = h.f32(elements("h", &[used, width])?)?;
     let norm = norm.f32(used)?;
@@ -130,7 +139,7 @@ pub(super) fn swiglu_backward(args: &SwiGluBackward<CpuBuffer>) -> Result<()> {
     let scale = read_optional(args.scale.as_ref())?;
     let (mut d_ab, mut h, mut dots) = (args.d_ab.write()?, args.h.write()?, args.dot.write()?);
     let width = args.width;
-    let used = used_rows(offsets.u32(args.groups + 1)?, args.rows)?;
+    let used = used_rows(group_offsets(&offsets, args.groups)?, args.rows)?;
     let index = optional_u32(index.as_ref(), used)?;
     let scale = optional_f32(scale.as_ref(), used)?;
     let u = u.f32(elements("u", &[used, width])?)?;
@@ -139,6 +148,7 @@ pub(super) fn swiglu_backward(args: &SwiGluBackward<CpuBuffer>) -> Result<()> {
         dots.fill(0.0);
         return Ok(());
     }
+    elements("rows of one task", &[ROW_CHUNK, 2, width])?;
     let stored = args.ab.len_rows(2 * width);
     if let Some(&row) = index.and_then(|index| index.iter().find(|&&row| row as usize >= stored)) {
         return Err(Error::argument("ab_index", row, format!("below {stored} rows")));

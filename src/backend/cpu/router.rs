@@ -156,6 +156,7 @@ pub(super) fn gate(args: &Gate<CpuBuffer>) -> Result<()> {
     let bias = optional_f32(bias.as_ref(), experts)?;
     let mask = optional_u32(mask.as_ref(), args.tokens)?;
     let pairs = elements("pairs", &[args.tokens, top_k])?;
+    elements("tokens of one task", &[ROW_CHUNK, experts])?;
     let chunks = ids.u32(pairs)?.par_chunks_mut(ROW_CHUNK * top_k);
     chunks.zip(weights.f32(pairs)?.par_chunks_mut(ROW_CHUNK * top_k)).enumerate().for_each(|(chunk, (ids, weights))| {
         let mut selector = Selector::new(experts, top_k, &rule);
@@ -185,6 +186,7 @@ pub(super) fn gate_backward(args: &GateBackward<CpuBuffer>) -> Result<()> {
     let (experts, top_k, rule) = (args.experts, args.top_k, args.rule);
     check_rule(&rule, experts, top_k)?;
     let total = elements("logits", &[args.tokens, experts])?;
+    elements("tokens of one task", &[ROW_CHUNK, experts])?;
     let pairs = elements("pairs", &[args.tokens, top_k])?;
     let (logits, ids, d_weights) = (logits.f32(total)?, ids.u32(pairs)?, d_weights.f32(pairs)?);
     if let Some(&id) = ids.iter().find(|&&id| id != NONE && id as usize >= experts) {
@@ -259,6 +261,7 @@ pub(super) fn router_loss(args: &RouterLoss<CpuBuffer>) -> Result<()> {
     let experts = args.experts;
     let logits = logits.f32(elements("logits", &[args.tokens, experts])?)?;
     let mask = optional_u32(mask.as_ref(), args.tokens)?;
+    elements("tokens of one task", &[ROW_CHUNK, experts])?;
     let sums = sums.f32(experts + 1)?;
     if experts == 0 {
         sums.fill(0.0);

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::buffer::CpuBuffer;
-use super::expert::{optional_f32, optional_u32, read_optional, used_rows};
+use super::expert::{group_offsets, optional_f32, optional_u32, read_optional, used_rows};
 use super::gemm::Floats;
 use super::math::{ROW_CHUNK, dot, norm_from_squares, vectorised};
 use crate::backend::{Buffer, elements};
@@ -108,15 +108,16 @@ pub(super) fn gather_rows(args: &GatherRows<CpuBuffer>) -> Result<()> {
     let (src, index, offsets) = (args.src.read()?, args.index.read()?, args.offsets.read()?);
     let scale = read_optional(args.scale.as_ref())?;
     let mut dst = args.dst.write()?;
-    let used = used_rows(offsets.u32(args.groups + 1)?, args.rows)?;
-    let first = offsets.u32(args.groups + 1)?[0] as usize;
+    let offsets = group_offsets(&offsets, args.groups)?;
+    let used = used_rows(offsets, args.rows)?;
+    let first = offsets[0] as usize;
     let cols = args.cols;
     let stored = args.src.len_rows(cols);
     if args.index_div == 0 {
         return Err(Error::argument("index_div", 0, "1 or more"));
     }
     let index = index.u32(used)?;
-    if let Some(&i) = index[first.min(used)..].iter().find(|&&i| i as usize / args.index_div >= stored) {
+    if let Some(&i) = index[first..].iter().find(|&&i| i as usize / args.index_div >= stored) {
         return Err(out_of_range("index", i, stored * args.index_div));
     }
     if cols == 0 {

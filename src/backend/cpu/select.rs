@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use rayon::prelude::*;
 
 use super::buffer::CpuBuffer;
-use super::expert::{optional_f32, optional_u32, read_optional, used_rows};
+use super::expert::{group_offsets, optional_f32, optional_u32, read_optional, used_rows};
 use super::math::clamp_positive;
 use crate::backend::elements;
 use crate::kernel::{
@@ -16,9 +16,6 @@ use crate::{Error, Result};
 /// Row range of each expert, checked to ascend.
 fn segments(offsets: &[u32], rows: usize) -> Result<Vec<std::ops::Range<usize>>> {
     used_rows(offsets, rows)?;
-    if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
-        return Err(Error::argument("offsets", format!("{} before {}", pair[0], pair[1]), "ascending values"));
-    }
     Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
 }
 
@@ -52,11 +49,14 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
     let (pair_of_row, offsets) = (args.pair_of_row.read()?, args.offsets.read()?);
     let (x_norm, kappa) = (read_optional(args.x_norm.as_ref())?, read_optional(args.kappa.as_ref())?);
     let (mut score, mut means) = (args.score.write()?, args.mean.write()?);
-    let segments = segments(offsets.u32(args.experts + 1)?, args.rows)?;
+    let segments = segments(group_offsets(&offsets, args.experts)?, args.rows)?;
     let used = segments.last().map_or(0, |segment| segment.end);
     let first = segments.first().map_or(0, |segment| segment.start);
     let tokens = args.d_norm.len_rows(1);
     let d_norm = d_norm.f32(tokens)?;
+    if args.top_k == 0 {
+        return Err(Error::argument("top_k", 0, "1 or more"));
+    }
     let pairs = elements("pairs", &[tokens, args.top_k])?;
     let weights = weights.f32(pairs)?;
     let h_norm = h_norm.f32(used)?;
@@ -86,7 +86,7 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
                 }),
                 Metric::GateGrad | Metric::Gate | Metric::Uniform => 1.0,
             };
-            (g, d, factor, !(g.is_finite() && d.is_finite() && h.is_finite()))
+            (g, d, factor, !(g.is_finite() && d.is_finite() && h.is_finite() && factor.is_finite()))
         };
         for (row, score) in segment.clone().zip(score.iter_mut()) {
             let (g, d, factor, not_finite) = factors(row);
@@ -141,7 +141,7 @@ fn bin(ratio: f32) -> usize {
 pub(super) fn demand(args: &Demand<CpuBuffer>) -> Result<()> {
     let (score, mean, offsets) = (args.score.read()?, args.mean.read()?, args.offsets.read()?);
     let (mut histogram, mut sums, mut counts) = (args.histogram.write()?, args.sums.write()?, args.counts.write()?);
-    let segments = segments(offsets.u32(args.experts + 1)?, args.rows)?;
+    let segments = segments(group_offsets(&offsets, args.experts)?, args.rows)?;
     let score = score.f32(segments.last().map_or(0, |segment| segment.end))?;
     let mean = mean.f32(args.experts)?;
     let histogram = histogram.u32(elements("histogram", &[args.experts, DEMAND_BINS])?)?.par_chunks_mut(DEMAND_BINS);
@@ -197,7 +197,7 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
     let (pair_of_row, offsets, weights) = (args.pair_of_row.read()?, args.offsets.read()?, args.weights.read()?);
     let token_ids = read_optional(args.token_ids.as_ref())?;
     let (experts, top_k) = (args.experts, args.top_k);
-    let segments = segments(offsets.u32(experts + 1)?, args.rows)?;
+    let segments = segments(group_offsets(&offsets, experts)?, args.rows)?;
     let used = segments.last().map_or(0, |segment| segment.end);
     let (score, pair_of_row) = (score.f32(used)?, pair_of_row.u32(used)?);
     let (quotas, mean) = (quotas.u32(experts)?, mean.f32(experts)?);
