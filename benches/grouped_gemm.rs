@@ -38,7 +38,9 @@ fn main() {
     let backend = CpuBackend::new();
     let copy_rate = copy_rate();
     println!("{}; medians of {rounds} rounds; copies run at {:.1} GB/s", backend.caps().device, copy_rate * 1e-9);
-    println!("experts  pairs     k     n  call     grouped ms  dense ms  ratio  roof ms  grouped GFLOP/s  dense GFLOP/s");
+    println!(
+        "experts  pairs     k     n  call     grouped ms  dense ms  ratio  roof ms  grouped GFLOP/s  dense GFLOP/s"
+    );
     for case in &CASES {
         run(&backend, case, rounds, copy_rate);
     }
@@ -48,10 +50,12 @@ fn main() {
 fn copy_rate() -> f64 {
     let source = vec![1.0f32; 1 << 25];
     let mut target = vec![0.0f32; 1 << 25];
-    let copy = |_| time(|| {
-        target.copy_from_slice(std::hint::black_box(&source));
-        std::hint::black_box(&mut target);
-    });
+    let copy = |_| {
+        time(|| {
+            target.copy_from_slice(std::hint::black_box(&source));
+            std::hint::black_box(&mut target);
+        })
+    };
     let seconds = (0..5).map(copy);
     (2 * size_of_val(&*source)) as f64 / seconds.fold(f64::INFINITY, f64::min)
 }
@@ -81,8 +85,23 @@ fn run(backend: &CpuBackend, case: &Case, rounds: usize, copy_rate: f64) {
             let (x, dy, x_index) = (x_buffer, dy_buffer, Some(index));
             let (dy_div, x_div, accumulate, out) = (1, 1, false, floats(&dw));
             let (dy_index, dy_scale) = (None, None);
-            GroupedWgrad { rows, groups, n, k, dy_div, x_div, accumulate, dy, dy_index, dy_scale, x, x_index, offsets, out }
-                .into()
+            GroupedWgrad {
+                rows,
+                groups,
+                n,
+                k,
+                dy_div,
+                x_div,
+                accumulate,
+                dy,
+                dy_index,
+                dy_scale,
+                x,
+                x_index,
+                offsets,
+                out,
+            }
+            .into()
         }),
     ];
     let recordings = kernels.map(|(name, kernel)| {

@@ -69,7 +69,10 @@ fn main() -> Result<()> {
     };
     let x = Tensor::from_f32(&backend, &noise(1, TOKENS * HIDDEN), TOKENS, HIDDEN)?;
     let dy = Tensor::from_f32(&backend, &noise(2, TOKENS * HIDDEN), TOKENS, HIDDEN)?;
-    println!("{}; {TOKENS} tokens, hidden {HIDDEN}, 32 experts of width 256, top-8", lrmoe::Backend::caps(&backend).device);
+    println!(
+        "{}; {TOKENS} tokens, hidden {HIDDEN}, 32 experts of width 256, top-8",
+        lrmoe::Backend::caps(&backend).device
+    );
     println!("mode       forward ms  backward ms at 1  at 0.5  ratio");
     for activations in [Activations::Stash, Activations::Recompute] {
         let mut full = Side::new(&backend, Selection::All, 1.0, activations)?;

@@ -2,19 +2,19 @@
 //!
 //! Bounds are those that the golden README suggests for f32, times the device's factor.
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use lrmoe::kernel::Metric;
 use lrmoe::{
     Activations, Backend, ForwardContext, LayerOptions, RouterGradient, RouterTerms, Selection, Tensor, Trainable,
 };
-use libtest_mimic::{Arguments, Failed, Trial};
 
 mod support;
 
 use support::block::BlockWeights;
 use support::compare::Comparison;
+use support::device;
 use support::golden::{self, BlockCase};
 use support::layer::{self, wide};
-use support::device;
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
@@ -115,19 +115,13 @@ fn plain<B: Backend>(
 }
 
 /// The score of a pair is the norm of its contribution to the gradient of W_down.
-fn scores<B: Backend>(
-    backend: &B,
-    case: &BlockCase,
-    factor: f64,
-    compare: &mut Comparison,
-) -> Result<(), String> {
+fn scores<B: Backend>(backend: &B, case: &BlockCase, factor: f64, compare: &mut Comparison) -> Result<(), String> {
     let options = LayerOptions { score_floor: 0.0, metric: Metric::Product, ..LayerOptions::default() };
     let layer = layer::layer(backend, case, options)?;
     let x = layer::tensor(backend, case, &case.x)?;
     let dy = layer::tensor(backend, case, &case.dy)?;
     let (_, saved) = layer.forward(&x, &ForwardContext::default()).map_err(text)?;
-    let ids: Vec<usize> =
-        saved.routing(backend).map_err(text)?.ids.iter().map(|&id| id as usize).collect();
+    let ids: Vec<usize> = saved.routing(backend).map_err(text)?.ids.iter().map(|&id| id as usize).collect();
     let order = case.expected.align(&ids, case.top_k)?;
     let want: Vec<f64> = order.iter().map(|&pair| case.expected.pair_norms.down[pair]).collect();
     compare.relative("scores", &wide(&layer.scores(&saved, &dy).map_err(text)?), &want, factor * BOUNDS.y);
@@ -135,12 +129,7 @@ fn scores<B: Backend>(
 }
 
 /// The auxiliary loss alone: with dy = 0 its gradient is all that reaches the logits.
-fn auxiliary<B: Backend>(
-    backend: &B,
-    case: &BlockCase,
-    factor: f64,
-    compare: &mut Comparison,
-) -> Result<(), String> {
+fn auxiliary<B: Backend>(backend: &B, case: &BlockCase, factor: f64, compare: &mut Comparison) -> Result<(), String> {
     let Some(want) = &case.expected.aux_loss else { return Ok(()) };
     let options = LayerOptions {
         select: Selection::All,

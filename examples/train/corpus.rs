@@ -21,8 +21,19 @@ const VALIDATION_WINDOWS: usize = 64;
 /// What counts as text among the embedded files.
 const EMBEDDED_EXTENSIONS: [&str; 6] = ["rs", "md", "toml", "wgsl", "cu", "json"];
 
-static SOURCES: [Dir<'_>; 2] = [include_dir!("$CARGO_MANIFEST_DIR/src"), include_dir!("$CARGO_MANIFEST_DIR/examples")];
-static DOCUMENTS: [(&str, &str); 1] = [("Cargo.toml", include_str!("../../Cargo.toml"))];
+static SOURCES: [Dir<'_>; 6] = [
+    include_dir!("$CARGO_MANIFEST_DIR/src"),
+    include_dir!("$CARGO_MANIFEST_DIR/examples"),
+    include_dir!("$CARGO_MANIFEST_DIR/benches"),
+    include_dir!("$CARGO_MANIFEST_DIR/tests/conformance"),
+    include_dir!("$CARGO_MANIFEST_DIR/tests/oracle"),
+    include_dir!("$CARGO_MANIFEST_DIR/tests/support"),
+];
+static DOCUMENTS: [(&str, &str); 3] = [
+    ("Cargo.toml", include_str!("../../Cargo.toml")),
+    ("README.md", include_str!("../../README.md")),
+    ("CHANGELOG.md", include_str!("../../CHANGELOG.md")),
+];
 
 /// The text, its identity, and the two sides of the split.
 #[derive(Debug)]

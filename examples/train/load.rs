@@ -70,15 +70,27 @@ pub(crate) struct LoadHistory {
 
 impl LoadHistory {
     pub(crate) fn new(steps: u64, layers: usize) -> Self {
-        let stretches = steps.min(STRETCHES) as usize;
-        Self { steps, layers: vec![vec![Stretch::default(); stretches]; layers] }
+        Self { steps, layers: vec![vec![Stretch::default(); steps.min(STRETCHES) as usize]; layers] }
     }
 
-    /// Adds what `layer` did in `step` (from 0).
+    /// Steps in one stretch.
+    pub(crate) fn stretch_steps(&self) -> f64 {
+        self.steps as f64 / self.steps.min(STRETCHES) as f64
+    }
+
+    /// Steps that the stretches of `layer` cover.
+    pub(crate) fn covered_steps(&self, layer: usize) -> f64 {
+        self.stretch_steps() * self.layers[layer].len() as f64
+    }
+
+    /// Adds what `layer` did in `step` (from 0), which may lie past the steps planned.
     pub(crate) fn add(&mut self, step: u64, layer: usize, stats: &MoeStats) {
         let stretches = &mut self.layers[layer];
-        let at = u128::from(step) * stretches.len() as u128 / u128::from(self.steps);
-        stretches[at as usize].add(stats);
+        let at = (u128::from(step) * u128::from(self.steps.min(STRETCHES)) / u128::from(self.steps)) as usize;
+        if at >= stretches.len() {
+            stretches.resize_with(at + 1, Stretch::default);
+        }
+        stretches[at].add(stats);
     }
 }
 

@@ -73,14 +73,18 @@ fn draw_layer(column: &Area<'_>, runs: &[Run], layer: usize) -> Drawn {
         lines.insert(0, (&runs[0].loads, Stretch::busiest_forward, RUN_COLORS[0]));
     }
     let points = |(loads, of, color): (&LoadHistory, fn(&Stretch) -> f64, RGBColor)| {
-        let centre = |i: usize| (i as f64 + 0.5) * width(loads, layer);
+        let centre = |i: usize| (i as f64 + 0.5) * loads.stretch_steps();
         let done = loads.layers[layer].iter().enumerate().filter(|(_, s)| !s.is_empty());
         (done.map(|(i, s)| (centre(i), of(s))).collect::<Vec<_>>(), color)
     };
     let lines = lines.into_iter().map(points).collect::<Vec<_>>();
     let high = lines.iter().flat_map(|(line, _)| line).map(|p| p.1).fold(1.5, f64::max);
-    let mut chart =
-        chart(&bottom, &format!("Layer {layer}: busiest expert"), 0.0..run.loads.steps as f64, 0.9..high * 1.05)?;
+    let mut chart = chart(
+        &bottom,
+        &format!("Layer {layer}: busiest expert"),
+        0.0..run.loads.covered_steps(layer),
+        0.9..high * 1.05,
+    )?;
     mesh(&mut chart, ("training step", 0), ("pairs / mean", 1), true)?;
     for (line, color) in lines {
         chart.draw_series(LineSeries::new(line, color.stroke_width(2)))?;
@@ -99,8 +103,8 @@ fn heat_map(
     let stretches = &loads.layers[layer];
     let columns = stretches.iter().map(|s| if s.is_empty() { Vec::new() } else { values(s) }).collect::<Vec<_>>();
     let experts = columns.iter().map(Vec::len).max().unwrap_or(0).max(1);
-    let width = width(loads, layer);
-    let mut chart = chart(area, title, 0.0..loads.steps as f64, 0.0..experts as f64)?;
+    let width = loads.stretch_steps();
+    let mut chart = chart(area, title, 0.0..loads.covered_steps(layer), 0.0..experts as f64)?;
     for (i, column) in columns.iter().enumerate() {
         let (left, right) = (i as f64 * width, (i + 1) as f64 * width);
         chart.draw_series(column.iter().enumerate().map(|(expert, value)| {
@@ -109,11 +113,6 @@ fn heat_map(
         }))?;
     }
     mesh(&mut chart, ("", 0), ("expert", 0), false)
-}
-
-/// Steps in one stretch.
-fn width(loads: &LoadHistory, layer: usize) -> f64 {
-    loads.steps as f64 / loads.layers[layer].len() as f64
 }
 
 /// What the colours of the maps mean.

@@ -257,7 +257,10 @@ mod tests {
         let (report, _) = report(&["--steps", "10", "--target-loss", "3"], |o| {
             let account = Accountant::new(None);
             let _stash = account.reserve(Category::Stash, "stash", 7, 7).unwrap();
-            vec![Run { peak: Some(account.report()), ..run("plain", Retain::Fraction(1.0), &[(0, 5.0), (4, 3.0), (10, 1.0)], o) }]
+            vec![Run {
+                peak: Some(account.report()),
+                ..run("plain", Retain::Fraction(1.0), &[(0, 5.0), (4, 3.0), (10, 1.0)], o)
+            }]
         });
         let plain = &report["runs"][0];
         assert_eq!((&plain["target_loss"], &plain["reached_step"]), (&json!(3.0), &json!(4)));

@@ -52,10 +52,7 @@ pub fn layer<B: Backend>(backend: &B, case: &BlockCase, options: LayerOptions) -
     let named = hub_names(&config, &case.weights);
     let weights = MoeWeights::from_named(&config, &case.prefix, |name| {
         let tensor = name.strip_prefix(&case.prefix).and_then(|name| named.get(name));
-        tensor
-            .map(host)
-            .transpose()
-            .map_err(|reason| lrmoe::Error::Input { what: format!("tensor `{name}`"), reason })
+        tensor.map(host).transpose().map_err(|reason| lrmoe::Error::Input { what: format!("tensor `{name}`"), reason })
     });
     MoeLayer::new(backend, config, weights.map_err(|e| e.to_string())?, options).map_err(|e| e.to_string())
 }
