@@ -9,7 +9,7 @@ use crate::memory::Category;
 use crate::op::expert::{self, Activations, BankGradient, BankGrads, Sum, combine};
 use crate::op::router::{self, Estimate, Linear};
 use crate::op::select::{self, Choice, Kept, Scored};
-use crate::tensor::{HostData, Tensor};
+use crate::tensor::Tensor;
 use crate::{Error, Recording, Result};
 
 impl<B: Backend> MoeLayer<B> {
@@ -220,10 +220,11 @@ impl<B: Backend> MoeLayer<B> {
             Some(terms) => {
                 let aux = match self.options.aux_loss_coef {
                     0.0 => None,
-                    coef => {
-                        let gradient = HostData::F32(terms.load_balancing_gradient(coef));
-                        Some(self.backend.import("aux_gradient", gradient, Category::Scratch)?)
-                    }
+                    coef => Some(arena.upload_f32(
+                        "aux_gradient",
+                        terms.load_balancing_gradient(coef),
+                        Category::Scratch,
+                    )?),
                 };
                 (aux, terms.z_scale(self.options.z_loss_coef))
             }

@@ -6,7 +6,7 @@ use crate::kernel::{DEMAND_COUNTS, DEMAND_SUMS, Metric, SELECT_STATS};
 use crate::memory::Category;
 use crate::op::select::{self, Kept, Scored, Scoring};
 use crate::plan::{self, Demand, DemandParts};
-use crate::tensor::{HostData, Tensor};
+use crate::tensor::Tensor;
 use crate::{Recording, Result};
 
 /// What a backward pass retained, and how well.
@@ -76,10 +76,7 @@ impl<B: Backend> MoeLayer<B> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         let rows = forward::pair_rows(&saved.routed, sizes.tokens, sizes.top_k);
         let full = match self.options.metric {
-            Metric::Full => {
-                let kappa = HostData::F32(self.kappa.clone());
-                Some((saved.x.buffer(), self.backend.import("kappa", kappa, Category::Scratch)?))
-            }
+            Metric::Full => Some((saved.x.buffer(), arena.upload_f32("kappa", self.kappa.clone(), Category::Scratch)?)),
             _ => None,
         };
         let scoring = Scoring {
