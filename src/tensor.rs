@@ -153,7 +153,7 @@ impl<B: Backend> Tensor<B> {
         Ok(Self { buffer, rows, cols })
     }
 
-    /// Takes over host values.
+    /// Copies host values into memory that the backend reuses, so that inputs made anew each step allocate nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] where the length is not `rows * cols`; allocation errors.
@@ -161,7 +161,9 @@ impl<B: Backend> Tensor<B> {
         if elements("tensor", &[rows, cols])? != data.len() {
             return Err(Error::shape("tensor length", data.len(), format!("{rows} x {cols}")));
         }
-        Self::new(backend.import("tensor", data, Category::TokenBuffers)?, rows, cols)
+        let buffer = backend.alloc("tensor", data.dtype(), data.len(), Category::TokenBuffers)?;
+        backend.upload(&buffer, 0, &data)?;
+        Self::new(buffer, rows, cols)
     }
 
     /// Copies f32 values.

@@ -1,7 +1,7 @@
 //! Backward: score, select, then the retained pairs.
 
 use super::saved::SharedSaved;
-use super::{FLOATS, Gradients, MoeLayer, ParamId, SavedForward, check_tensor, forward};
+use super::{FLOATS, Gradients, MoeLayer, ParamId, SavedForward, check_tensor, forward, kappa, sum_squares};
 use crate::backend::Backend;
 use crate::kernel::{GatherRows, Metric, RowDots, SigmoidBackward};
 use crate::losses::RouterTerms;
@@ -9,7 +9,7 @@ use crate::memory::Category;
 use crate::op::expert::{self, Activations, BankGradient, BankGrads, Sum, combine};
 use crate::op::router::{self, Estimate, Linear};
 use crate::op::select::{self, Choice, Kept, Scored};
-use crate::tensor::{HostData, Tensor};
+use crate::tensor::Tensor;
 use crate::{Error, Recording, Result};
 
 impl<B: Backend> MoeLayer<B> {
@@ -52,11 +52,9 @@ impl<B: Backend> MoeLayer<B> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         check_tensor("dy", dy, (sizes.tokens, sizes.hidden), FLOATS)?;
 
+        // One recording: every allocation is made before anything runs, so a refused one leaves all gradients as they were.
         let mut rec = Recording::new();
         let (scored, kept) = self.select(&mut rec, saved, dy)?;
-        self.backend.submit(&rec)?;
-
-        let mut rec = Recording::new();
         let bank = self.expert_backward(&mut rec, saved, dy, &kept)?;
         let dx = arena.f32("dx", &[sizes.tokens, sizes.hidden], Category::TokenBuffers)?;
         combine(
@@ -72,19 +70,21 @@ impl<B: Backend> MoeLayer<B> {
                 out: &dx,
             },
         )?;
-        self.backend.submit(&rec)?;
-
-        let mut rec = Recording::new();
         let d_weights = self.combine_weight_gradient(&mut rec, saved, dy, &kept, bank.dot)?;
+        let finite = sum_squares(&mut rec, arena, "finite", &d_weights)?;
         let d_logits = self.router_backward(&mut rec, saved, d_weights, &dx, terms)?;
         self.shared_backward(&mut rec, saved, dy, &dx)?;
+        let d_ab_norm = match self.options.metric {
+            Metric::Full => Some(kappa::norms(&mut rec, arena, &kept, &bank.d_ab)?),
+            _ => None,
+        };
         self.backend.submit(&rec)?;
+        self.params.mark_grads(|id| id != ParamId::Router || !saved.host_logits);
 
-        let stats = self.statistics(saved, scored.as_ref(), &kept)?;
-        if let (Some(scored), true) = (&scored, self.options.metric == Metric::Full) {
-            self.update_kappa(scored, &kept, &bank.d_ab)?;
+        let stats = self.statistics(saved, scored.as_ref(), &kept, &finite)?;
+        if let (Some(scored), Some(norm)) = (&scored, &d_ab_norm) {
+            self.update_kappa(scored, &kept, norm)?;
         }
-        self.params.mark_grads(&ParamId::ALL);
         Ok(Gradients {
             dx: Tensor::new(dx, sizes.tokens, sizes.hidden)?,
             d_logits: Tensor::new(d_logits, sizes.tokens, sizes.experts)?,
@@ -220,10 +220,11 @@ impl<B: Backend> MoeLayer<B> {
             Some(terms) => {
                 let aux = match self.options.aux_loss_coef {
                     0.0 => None,
-                    coef => {
-                        let gradient = HostData::F32(terms.load_balancing_gradient(coef));
-                        Some(self.backend.import("aux_gradient", gradient, Category::Scratch)?)
-                    }
+                    coef => Some(arena.upload_f32(
+                        "aux_gradient",
+                        terms.load_balancing_gradient(coef),
+                        Category::Scratch,
+                    )?),
                 };
                 (aux, terms.z_scale(self.options.z_loss_coef))
             }

@@ -12,9 +12,7 @@ mod statistics;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use options::{
-    Activations, ForwardContext, LayerOptions, Part, RouterGradient, Selection, Trainable,
-};
+pub use options::{Activations, ForwardContext, LayerOptions, Part, RouterGradient, Selection, Trainable};
 pub use params::ParamId;
 pub(crate) use params::Params;
 pub use saved::{Gradients, Routing, SavedForward};
@@ -127,19 +125,21 @@ impl<B: Backend> MoeLayer<B> {
         let arena = self.arena();
         let mut partials = Vec::new();
         for grad in self.params.iter().filter(|param| param.has_grad).filter_map(|param| param.grad.as_ref()) {
-            let blocks = grad.len().div_ceil(SUM_SQUARES_BLOCK);
-            let partial = arena.f32("grad_norm", &[blocks, 2], Category::Scratch)?;
-            rec.dispatch(SumSquares { len: grad.len(), x: grad.clone(), partial: partial.clone() })?;
-            partials.push(partial);
+            partials.push(sum_squares(&mut rec, arena, "grad_norm", grad)?);
         }
         self.backend.submit(&rec)?;
         let mut sum = 0.0;
         for partial in &partials {
-            for block in self.backend.read_blocking(partial)?.into_f32()?.chunks_exact(2) {
-                sum += f64::from(block[1]) * f64::from(block[0]) * f64::from(block[0]);
-            }
+            sum += self.read_sum_squares(partial)?;
         }
         Ok(sum)
+    }
+
+    /// The value behind [`sum_squares`], blocking.
+    fn read_sum_squares(&self, partial: &B::Buffer) -> Result<f64> {
+        let blocks = self.backend.read_blocking(partial)?.into_f32()?;
+        let square = |block: &[f32]| f64::from(block[1]) * f64::from(block[0]) * f64::from(block[0]);
+        Ok(blocks.chunks_exact(2).map(square).sum())
     }
 
     /// The correction bias, `[E]`.
@@ -224,6 +224,18 @@ impl<B: Backend> MoeLayer<B> {
             width,
         }))
     }
+}
+
+/// Sum of squares of all elements, in blocks; not finite where an element is not.
+fn sum_squares<B: Backend>(
+    rec: &mut Recording<B::Buffer>,
+    arena: Arena<'_, B>,
+    name: &str,
+    x: &B::Buffer,
+) -> Result<B::Buffer> {
+    let partial = arena.f32(name, &[x.len().div_ceil(SUM_SQUARES_BLOCK), 2], Category::Scratch)?;
+    rec.dispatch(SumSquares { len: x.len(), x: x.clone(), partial: partial.clone() })?;
+    Ok(partial)
 }
 
 /// Checks a `[rows, cols]` input.

@@ -113,9 +113,10 @@ impl<B: Backend> Params<B> {
         self.find(id).and_then(|param| param.grad.clone().map(|grad| (grad, param.has_grad)))
     }
 
-    pub(crate) fn mark_grads(&mut self, ids: &[ParamId]) {
-        for param in self.params.iter_mut().filter(|param| ids.contains(&param.id)) {
-            param.has_grad = param.grad.is_some();
+    /// Notes that a backward pass has written the gradients of these weights.
+    pub(crate) fn mark_grads(&mut self, written: impl Fn(ParamId) -> bool) {
+        for param in self.params.iter_mut().filter(|param| param.grad.is_some() && written(param.id)) {
+            param.has_grad = true;
         }
     }
 

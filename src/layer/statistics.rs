@@ -6,7 +6,7 @@ use crate::kernel::{DEMAND_COUNTS, DEMAND_SUMS, Metric, SELECT_STATS};
 use crate::memory::Category;
 use crate::op::select::{self, Kept, Scored, Scoring};
 use crate::plan::{self, Demand, DemandParts};
-use crate::tensor::{HostData, Tensor};
+use crate::tensor::Tensor;
 use crate::{Recording, Result};
 
 /// What a backward pass retained, and how well.
@@ -37,7 +37,7 @@ pub struct ScoreStatistics {
     pub max_pair_weight: f64,
     /// Share of the summed score estimate that the weight cap removed.
     pub cap_removed: f64,
-    /// Whether a NaN or infinity came in with x, the weights or dy. Such pairs are always retained.
+    /// Whether a NaN or infinity came in with x, the weights or dy. Pairs whose score shows it are always retained.
     pub nan_seen: bool,
 }
 
@@ -76,10 +76,7 @@ impl<B: Backend> MoeLayer<B> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         let rows = forward::pair_rows(&saved.routed, sizes.tokens, sizes.top_k);
         let full = match self.options.metric {
-            Metric::Full => {
-                let kappa = HostData::F32(self.kappa.clone());
-                Some((saved.x.buffer(), self.backend.import("kappa", kappa, Category::Scratch)?))
-            }
+            Metric::Full => Some((saved.x.buffer(), arena.upload_f32("kappa", self.kappa.clone(), Category::Scratch)?)),
             _ => None,
         };
         let scoring = Scoring {
@@ -96,18 +93,25 @@ impl<B: Backend> MoeLayer<B> {
         select::score(rec, arena, &rows, &saved.routed, scoring)
     }
 
-    /// Reads the small per-expert figures back, and takes this step's demand in.
+    /// Reads the small per-expert figures back, and takes this step's demand in. `finite` is the sum of squares of the
+    /// combine weights' gradients.
     pub(super) fn statistics(
         &mut self,
         saved: &SavedForward<B>,
         scored: Option<&Scored<B::Buffer>>,
         kept: &Kept<B::Buffer>,
+        finite: &B::Buffer,
     ) -> Result<Statistics> {
         let (counts, quotas) = (saved.plan.counts.clone(), saved.plan.quotas.clone());
         let offsets = self.backend.read_blocking(&kept.rows.offsets)?.into_u32()?;
         let retained: Vec<u32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let scores = match scored {
-            Some(scored) => Some(self.score_statistics(&counts, &retained, scored, kept)?),
+            Some(scored) => {
+                let mut scores = self.score_statistics(&counts, &retained, scored, kept)?;
+                // What comes in with W_down shows behind the scores, in the gradients of the combine weights.
+                scores.nan_seen |= !self.read_sum_squares(finite)?.is_finite();
+                Some(scores)
+            }
             None => None,
         };
         Ok(Statistics { counts, quotas, retained, scores })

@@ -42,6 +42,13 @@ impl<B: Backend> Arena<'_, B> {
         self.backend.upload(&buffer, 0, &HostData::U32(values))?;
         Ok(buffer)
     }
+
+    /// f32 array with host values.
+    pub(crate) fn upload_f32(&self, name: &str, values: Vec<f32>, category: Category) -> Result<B::Buffer> {
+        let buffer = self.backend.alloc(name, DType::F32, values.len(), category)?;
+        self.backend.upload(&buffer, 0, &HostData::F32(values))?;
+        Ok(buffer)
+    }
 }
 
 /// The rows that enter a bank of experts: grouped by expert, each taken from row `index[r] / div` of the tokens.
