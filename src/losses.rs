@@ -51,7 +51,8 @@ impl RouterTerms {
             return 0.0;
         }
         let tokens = self.tokens as f64;
-        let sum = self.counts.iter().zip(&self.probability).map(|(&n, p)| n as f64 / tokens * (p / tokens)).sum::<f64>();
+        let sum =
+            self.counts.iter().zip(&self.probability).map(|(&n, p)| n as f64 / tokens * (p / tokens)).sum::<f64>();
         self.counts.len() as f64 * sum
     }
 

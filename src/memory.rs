@@ -165,8 +165,7 @@ impl Accountant {
     /// [`Error::OutOfMemory`] where the budget would be passed; nothing is reserved then.
     pub fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
         let mut state = self.lock();
-        let reserved =
-            state.report.reserved.checked_add(bytes).ok_or_else(|| state.refuse(bytes, category, name))?;
+        let reserved = state.report.reserved.checked_add(bytes).ok_or_else(|| state.refuse(bytes, category, name))?;
         if state.report.budget.is_some_and(|budget| reserved > budget) {
             return Err(state.refuse(bytes, category, name));
         }

@@ -44,8 +44,11 @@ impl AdamWConfig {
         if !(self.eps.is_finite() && self.eps > 0.0) {
             return Err(Error::argument("eps", self.eps, "a finite number above 0"));
         }
-        let decays =
-            [("decay_router", self.decay_router), ("decay_experts", self.decay_experts), ("decay_shared", self.decay_shared)];
+        let decays = [
+            ("decay_router", self.decay_router),
+            ("decay_experts", self.decay_experts),
+            ("decay_shared", self.decay_shared),
+        ];
         for (name, decay) in decays {
             if !(decay.is_finite() && decay >= 0.0) {
                 return Err(Error::argument(name, decay, "a finite number, 0 or more"));

@@ -305,12 +305,7 @@ impl<B: Backend> MoeLayer<B> {
 
 /// Rows of the routed experts: every pair.
 pub(super) fn pair_rows<Buf: Clone>(routed: &Routed<Buf>, tokens: usize, top_k: usize) -> Rows<Buf> {
-    Rows {
-        count: tokens * top_k,
-        offsets: routed.offsets.clone(),
-        index: Some(routed.pair_of_row.clone()),
-        div: top_k,
-    }
+    Rows { count: tokens * top_k, offsets: routed.offsets.clone(), index: Some(routed.pair_of_row.clone()), div: top_k }
 }
 
 fn check_pairs(tokens: usize, top_k: usize) -> Result<()> {

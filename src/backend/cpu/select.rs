@@ -40,7 +40,8 @@ fn mean(values: impl Iterator<Item = f32> + Clone) -> f32 {
         return 0.0;
     }
     let unit = f64::from(max) * (-40.0f64).exp2();
-    let (sum, count) = values.fold((0u64, 0u64), |(sum, count), v| (sum + (f64::from(v) / unit).round() as u64, count + 1));
+    let (sum, count) =
+        values.fold((0u64, 0u64), |(sum, count), v| (sum + (f64::from(v) / unit).round() as u64, count + 1));
     clamp_positive(sum as f64 * unit / count as f64)
 }
 
@@ -147,30 +148,32 @@ pub(super) fn demand(args: &Demand<CpuBuffer>) -> Result<()> {
     let histogram = histogram.u32(elements("histogram", &[args.experts, DEMAND_BINS])?)?.par_chunks_mut(DEMAND_BINS);
     let sums = sums.f32(elements("sums", &[args.experts, DEMAND_SUMS])?)?.par_chunks_mut(DEMAND_SUMS);
     let counts = counts.u32(elements("counts", &[args.experts, DEMAND_COUNTS])?)?.par_chunks_mut(DEMAND_COUNTS);
-    histogram.zip(sums).zip(counts).zip(&segments).zip(mean).for_each(|((((histogram, sums), counts), segment), &mean)| {
-        histogram.fill(0);
-        counts.fill(0);
-        let mut total = [0.0f64; DEMAND_SUMS];
-        for &score in score[segment.clone()].iter().filter(|&&score| score > 0.0) {
-            counts[0] += 1;
-            if score.is_infinite() {
-                counts[1] += 1;
-                continue;
+    histogram.zip(sums).zip(counts).zip(&segments).zip(mean).for_each(
+        |((((histogram, sums), counts), segment), &mean)| {
+            histogram.fill(0);
+            counts.fill(0);
+            let mut total = [0.0f64; DEMAND_SUMS];
+            for &score in score[segment.clone()].iter().filter(|&&score| score > 0.0) {
+                counts[0] += 1;
+                if score.is_infinite() {
+                    counts[1] += 1;
+                    continue;
+                }
+                let ratio = score / mean;
+                let bin = bin(ratio);
+                histogram[bin] += 1;
+                let ratio = f64::from(ratio);
+                total[0] += ratio;
+                total[1] += ratio * ratio;
+                if bin == DEMAND_BINS - 1 {
+                    total[2] += ratio;
+                }
             }
-            let ratio = score / mean;
-            let bin = bin(ratio);
-            histogram[bin] += 1;
-            let ratio = f64::from(ratio);
-            total[0] += ratio;
-            total[1] += ratio * ratio;
-            if bin == DEMAND_BINS - 1 {
-                total[2] += ratio;
+            for (out, total) in sums.iter_mut().zip(total) {
+                *out = (total as f32).min(f32::MAX);
             }
-        }
-        for (out, total) in sums.iter_mut().zip(total) {
-            *out = (total as f32).min(f32::MAX);
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -226,8 +229,11 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
                 let u = args.stream.uniform(expert as u32, token_id(pair_of_row[row] as usize));
                 if score[row].is_infinite() { f32::INFINITY } else { clamp_positive(f64::from(score[row] / u)) }
             };
-            let mut candidates: Vec<Candidate> =
-                segments[expert].clone().filter(|&row| score[row] > 0.0).map(|row| candidate(row, score[row])).collect();
+            let mut candidates: Vec<Candidate> = segments[expert]
+                .clone()
+                .filter(|&row| score[row] > 0.0)
+                .map(|row| candidate(row, score[row]))
+                .collect();
             let quota = (quotas[expert] as usize).min(candidates.len());
             let certain = match args.rule {
                 SelectRule::TopQ => quota,
