@@ -122,6 +122,7 @@ impl<B: Backend> MoeLayer<B> {
             plan,
             terms,
             h_norm: done.activated.h_norm,
+            kappa: self.kappa.clone(),
             ab: keep.ab.then_some(done.activated.ab),
             out: keep.out.then_some(done.activated.out),
             y_routed: done.y_routed,
@@ -305,12 +306,7 @@ impl<B: Backend> MoeLayer<B> {
 
 /// Rows of the routed experts: every pair.
 pub(super) fn pair_rows<Buf: Clone>(routed: &Routed<Buf>, tokens: usize, top_k: usize) -> Rows<Buf> {
-    Rows {
-        count: tokens * top_k,
-        offsets: routed.offsets.clone(),
-        index: Some(routed.pair_of_row.clone()),
-        div: top_k,
-    }
+    Rows { count: tokens * top_k, offsets: routed.offsets.clone(), index: Some(routed.pair_of_row.clone()), div: top_k }
 }
 
 fn check_pairs(tokens: usize, top_k: usize) -> Result<()> {
