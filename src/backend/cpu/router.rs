@@ -158,24 +158,26 @@ pub(super) fn gate(args: &Gate<CpuBuffer>) -> Result<()> {
     let pairs = elements("pairs", &[args.tokens, top_k])?;
     elements("tokens of one task", &[ROW_CHUNK, experts])?;
     let chunks = ids.u32(pairs)?.par_chunks_mut(ROW_CHUNK * top_k);
-    chunks.zip(weights.f32(pairs)?.par_chunks_mut(ROW_CHUNK * top_k)).enumerate().for_each(|(chunk, (ids, weights))| {
-        let mut selector = Selector::new(experts, top_k, &rule);
-        let tokens = ids.chunks_exact_mut(top_k).zip(weights.chunks_exact_mut(top_k));
-        for (token, (ids, weights)) in (chunk * ROW_CHUNK..).zip(tokens) {
-            if mask.is_some_and(|mask| mask[token] == 0) {
-                ids.fill(NONE);
-                weights.fill(0.0);
-                continue;
+    chunks.zip(weights.f32(pairs)?.par_chunks_mut(ROW_CHUNK * top_k)).enumerate().for_each(
+        |(chunk, (ids, weights))| {
+            let mut selector = Selector::new(experts, top_k, &rule);
+            let tokens = ids.chunks_exact_mut(top_k).zip(weights.chunks_exact_mut(top_k));
+            for (token, (ids, weights)) in (chunk * ROW_CHUNK..).zip(tokens) {
+                if mask.is_some_and(|mask| mask[token] == 0) {
+                    ids.fill(NONE);
+                    weights.fill(0.0);
+                    continue;
+                }
+                selector.select(&logits[token * experts..(token + 1) * experts], bias, &rule);
+                ids.copy_from_slice(&selector.experts.ids);
+                let sum = if rule.normalise { denominator(&selector.scores, ids, &rule) } else { 1.0 };
+                for (weight, &id) in weights.iter_mut().zip(&*ids) {
+                    let score = f64::from(selector.scores[id as usize]);
+                    *weight = (score / sum * f64::from(rule.scaling)) as f32;
+                }
             }
-            selector.select(&logits[token * experts..(token + 1) * experts], bias, &rule);
-            ids.copy_from_slice(&selector.experts.ids);
-            let sum = if rule.normalise { denominator(&selector.scores, ids, &rule) } else { 1.0 };
-            for (weight, &id) in weights.iter_mut().zip(&*ids) {
-                let score = f64::from(selector.scores[id as usize]);
-                *weight = (score / sum * f64::from(rule.scaling)) as f32;
-            }
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -237,7 +239,7 @@ pub(super) fn gate_backward(args: &GateBackward<CpuBuffer>) -> Result<()> {
             }
             if needs_softmax {
                 let inner = p.iter().zip(&d_p).map(|(&p, d)| f64::from(p) * d).sum::<f64>();
-                let z = f64::from(2.0 * args.z_scale) * f64::from(lse);
+                let z = 2.0 * f64::from(args.z_scale) * f64::from(lse);
                 for ((out, &p), d) in d_logits.iter_mut().zip(&p).zip(&d_p) {
                     *out = (f64::from(p) * (d - inner + z)) as f32;
                 }
