@@ -9,6 +9,7 @@ use crate::{Error, Recording, Result};
 
 /// Options of [`AdamW`].
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct AdamWConfig {
     /// Decay of the first moment.
     pub beta1: f32,
@@ -44,8 +45,11 @@ impl AdamWConfig {
         if !(self.eps.is_finite() && self.eps > 0.0) {
             return Err(Error::argument("eps", self.eps, "a finite number above 0"));
         }
-        let decays =
-            [("decay_router", self.decay_router), ("decay_experts", self.decay_experts), ("decay_shared", self.decay_shared)];
+        let decays = [
+            ("decay_router", self.decay_router),
+            ("decay_experts", self.decay_experts),
+            ("decay_shared", self.decay_shared),
+        ];
         for (name, decay) in decays {
             if !(decay.is_finite() && decay >= 0.0) {
                 return Err(Error::argument(name, decay, "a finite number, 0 or more"));
