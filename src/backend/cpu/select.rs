@@ -32,15 +32,17 @@ fn split_mut<'a, T>(data: &'a mut [T], segments: &[std::ops::Range<usize>]) -> V
     parts
 }
 
-/// Mean of finite non-negative values in any order: fixed-point sums relative to the largest value. Up to 2^24 values
-/// are added without loss beyond 2^-40 of the largest.
+/// Mean of finite non-negative values in any order: fixed-point sums relative to the largest value. Up to 2^24 - 1 values
+/// are added without loss beyond 2^-40 of the largest; of more, each bit of their number takes one of these 40.
 fn mean(values: impl Iterator<Item = f32> + Clone) -> f32 {
-    let max = values.clone().fold(0.0f32, f32::max);
+    let (max, count) = values.clone().fold((0.0f32, 0u64), |(max, count), v| (max.max(v), count + 1));
     if max == 0.0 {
         return 0.0;
     }
-    let unit = f64::from(max) * (-40.0f64).exp2();
-    let (sum, count) = values.fold((0u64, 0u64), |(sum, count), v| (sum + (f64::from(v) / unit).round() as u64, count + 1));
+    // Each value is at most 2^bits units, and count * 2^bits is below 2^64.
+    let bits = count.leading_zeros().min(40);
+    let unit = f64::from(max) * (-f64::from(bits)).exp2();
+    let sum = values.fold(0u64, |sum, v| sum + (f64::from(v) / unit).round() as u64);
     clamp_positive(sum as f64 * unit / count as f64)
 }
 
@@ -147,30 +149,32 @@ pub(super) fn demand(args: &Demand<CpuBuffer>) -> Result<()> {
     let histogram = histogram.u32(elements("histogram", &[args.experts, DEMAND_BINS])?)?.par_chunks_mut(DEMAND_BINS);
     let sums = sums.f32(elements("sums", &[args.experts, DEMAND_SUMS])?)?.par_chunks_mut(DEMAND_SUMS);
     let counts = counts.u32(elements("counts", &[args.experts, DEMAND_COUNTS])?)?.par_chunks_mut(DEMAND_COUNTS);
-    histogram.zip(sums).zip(counts).zip(&segments).zip(mean).for_each(|((((histogram, sums), counts), segment), &mean)| {
-        histogram.fill(0);
-        counts.fill(0);
-        let mut total = [0.0f64; DEMAND_SUMS];
-        for &score in score[segment.clone()].iter().filter(|&&score| score > 0.0) {
-            counts[0] += 1;
-            if score.is_infinite() {
-                counts[1] += 1;
-                continue;
+    histogram.zip(sums).zip(counts).zip(&segments).zip(mean).for_each(
+        |((((histogram, sums), counts), segment), &mean)| {
+            histogram.fill(0);
+            counts.fill(0);
+            let mut total = [0.0f64; DEMAND_SUMS];
+            for &score in score[segment.clone()].iter().filter(|&&score| score > 0.0) {
+                counts[0] += 1;
+                if score.is_infinite() {
+                    counts[1] += 1;
+                    continue;
+                }
+                let ratio = score / mean;
+                let bin = bin(ratio);
+                histogram[bin] += 1;
+                let ratio = f64::from(ratio);
+                total[0] += ratio;
+                total[1] += ratio * ratio;
+                if bin == DEMAND_BINS - 1 {
+                    total[2] += ratio;
+                }
             }
-            let ratio = score / mean;
-            let bin = bin(ratio);
-            histogram[bin] += 1;
-            let ratio = f64::from(ratio);
-            total[0] += ratio;
-            total[1] += ratio * ratio;
-            if bin == DEMAND_BINS - 1 {
-                total[2] += ratio;
+            for (out, total) in sums.iter_mut().zip(total) {
+                *out = (total as f32).min(f32::MAX);
             }
-        }
-        for (out, total) in sums.iter_mut().zip(total) {
-            *out = (total as f32).min(f32::MAX);
-        }
-    });
+        },
+    );
     Ok(())
 }
 
@@ -226,8 +230,11 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
                 let u = args.stream.uniform(expert as u32, token_id(pair_of_row[row] as usize));
                 if score[row].is_infinite() { f32::INFINITY } else { clamp_positive(f64::from(score[row] / u)) }
             };
-            let mut candidates: Vec<Candidate> =
-                segments[expert].clone().filter(|&row| score[row] > 0.0).map(|row| candidate(row, score[row])).collect();
+            let mut candidates: Vec<Candidate> = segments[expert]
+                .clone()
+                .filter(|&row| score[row] > 0.0)
+                .map(|row| candidate(row, score[row]))
+                .collect();
             let quota = (quotas[expert] as usize).min(candidates.len());
             let certain = match args.rule {
                 SelectRule::TopQ => quota,
@@ -300,4 +307,16 @@ fn write_kept(args: &Select<CpuBuffer>, kept: &[Kept], pair_of_row: &[u32], weig
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn means_of_any_number_of_values_do_not_overflow() {
+        for count in [1, (1 << 24) - 1, 1 << 24, (1 << 24) + 1, 3 << 24] {
+            assert_eq!(mean(std::iter::repeat_n(1.5, count)), 1.5, "{count} values");
+        }
+    }
 }
