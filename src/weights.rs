@@ -30,26 +30,32 @@ impl MoeWeights {
     /// whatever the router's owner.
     ///
     /// # Errors
-    /// [`Error::Config`] for a bad configuration, [`Error::Argument`] for a bad deviation.
+    /// [`Error::Config`] for a bad configuration, [`Error::Argument`] for a bad deviation, [`Error::SystemMemory`].
     pub fn init(config: &MoeConfig, seed: u64, std_dev: f32) -> Result<Self> {
         config.validate()?;
         if !(std_dev.is_finite() && std_dev >= 0.0) {
             return Err(Error::argument("std_dev", std_dev, "a finite number, 0 or more"));
         }
         let shapes = Shapes::of(config)?;
-        let fill = |stream: u64, len: usize| {
-            let mut values = vec![0.0; len];
+        let zeros = |name: &str, len: usize| HostData::zeros(name, DType::F32, len)?.into_f32();
+        let fill = |stream: u64, name: &str, len: usize| -> Result<HostData> {
+            let mut values = zeros(name, len)?;
             Philox::new(seed, stream).fill_normal(&mut values, std_dev);
-            HostData::F32(values)
+            Ok(HostData::F32(values))
         };
+        let fill_some =
+            |stream: u64, name: &str, len: Option<usize>| len.map(|len| fill(stream, name, len)).transpose();
         Ok(Self {
-            router: Some(fill(0, shapes.router)),
-            correction_bias: config.correction_bias.then(|| vec![0.0; config.num_experts]),
-            gate_up: fill(1, shapes.gate_up),
-            down: fill(2, shapes.down),
-            shared_gate_up: shapes.shared_gate_up.map(|len| fill(3, len)),
-            shared_down: shapes.shared_down.map(|len| fill(4, len)),
-            shared_gate: shapes.shared_gate.map(|len| fill(5, len)),
+            router: Some(fill(0, "router", shapes.router)?),
+            correction_bias: config
+                .correction_bias
+                .then(|| zeros("correction_bias", config.num_experts))
+                .transpose()?,
+            gate_up: fill(1, "gate_up", shapes.gate_up)?,
+            down: fill(2, "down", shapes.down)?,
+            shared_gate_up: fill_some(3, "shared_gate_up", shapes.shared_gate_up)?,
+            shared_down: fill_some(4, "shared_down", shapes.shared_down)?,
+            shared_gate: fill_some(5, "shared_gate", shapes.shared_gate)?,
         })
     }
 
