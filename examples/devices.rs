@@ -1,4 +1,5 @@
 //! Every backend, or why it is missing: `cargo run --release --example devices`.
+#![allow(clippy::print_stdout, reason = "an example prints what it finds")]
 
 fn main() {
     for device in lrmoe::backend::devices() {

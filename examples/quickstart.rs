@@ -1,4 +1,5 @@
 //! The ten-line use of the API: `cargo run --release --example quickstart`.
+#![allow(clippy::print_stdout, reason = "an example prints what it finds")]
 
 use lrmoe::{AdamW, AdamWConfig, CpuBackend, ForwardContext, LayerOptions, MoeConfig, MoeLayer, MoeWeights, Tensor};
 

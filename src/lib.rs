@@ -61,7 +61,7 @@ pub mod weights;
 
 pub use backend::cpu::{CpuBackend, CpuOptions};
 pub use backend::{Backend, Buffer, Caps};
-pub use config::MoeConfig;
+pub use config::{ModelType, MoeConfig, ScoringFunc};
 pub use error::{Error, Result};
 pub use layer::{
     Activations, ForwardContext, Gradients, LayerOptions, MoeLayer, ParamId, Part, RouterGradient, Routing,

@@ -6,6 +6,8 @@ use lrmoe::{Backend, CpuBackend, CpuOptions};
 
 mod support;
 
+#[path = "layer/demand.rs"]
+mod demand;
 #[path = "layer/edges.rs"]
 mod edges;
 #[path = "layer/expect.rs"]
@@ -78,6 +80,7 @@ fn on_device<B: Backend>(device: Device<B>) -> Vec<Trial> {
         unbiased::trials(device),
         selection::trials(device),
         forward::trials(device),
+        demand::trials(device),
         edges::trials(device),
         optimizer::trials(device),
         losses::trials(device),

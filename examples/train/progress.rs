@@ -35,6 +35,7 @@ impl Progress {
     pub(crate) fn step(&self, done: u64, train_loss: f64) {
         if let Self::Bar { bar, val_loss } = self {
             bar.set_message(format!("loss {train_loss:.3}  validation {val_loss:.3}"));
+            bar.set_length(bar.length().unwrap_or(0).max(done));
             bar.set_position(done);
         }
     }
@@ -45,7 +46,12 @@ impl Progress {
             Self::Bar { val_loss, .. } => *val_loss = loss,
             Self::Lines { run, steps, start } => {
                 let elapsed = start.elapsed().as_secs_f64();
-                let eta = if done == 0 { String::new() } else { eta(elapsed, done, *steps) };
+                let eta = match done {
+                    0 => String::new(),
+                    done if done < *steps => eta(elapsed, done, *steps),
+                    done if done == *steps => String::new(),
+                    _ => "  going on until the target is reached".into(),
+                };
                 let train = train_loss.map_or("      ".into(), |l| format!("{l:6.3}"));
                 say(&format!("{run:6} step {done:>5}/{steps}  loss {train}  validation {loss:6.3}{eta}"));
             }

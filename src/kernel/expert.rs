@@ -1,6 +1,5 @@
 //! Expert kernels: the three grouped GEMMs and SwiGLU.
 
-
 kernel! {
     /// Grouped GEMM, forward: `out[r] = x[index[r] / index_div] W[e]^T`.
     ///

@@ -1,6 +1,6 @@
 //! The closed set of kernels.
 //!
-//! A kernel is plain data: sizes and the buffers it reads and writes, by name. Operations ([`crate::op`]) build them,
+//! A kernel is plain data: sizes and the buffers it reads and writes, by name. Operations build them,
 //! a [`crate::Recording`] holds them in order, a backend executes them. The same names are used for the CPU
 //! implementation, the WGSL file, the CUDA file and the rows of the conformance table.
 //!

@@ -1,6 +1,5 @@
 //! Optimizer kernels.
 
-
 /// Elements of a block of [`SumSquares`].
 pub const SUM_SQUARES_BLOCK: usize = 4096;
 

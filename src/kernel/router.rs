@@ -1,6 +1,5 @@
 //! Router kernels: selection, gradients, losses, and the gate of a shared expert.
 
-
 /// Selection and weighting rule of the router: constants of [`Gate`] and [`GateBackward`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateRule {

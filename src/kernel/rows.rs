@@ -1,6 +1,5 @@
 //! Row kernels: permutation, compaction, combine, norms, dot products, casts.
 
-
 kernel! {
     /// Stable counting sort of pairs by expert. Entries [`NONE`](super::NONE) are left out.
     Permute {

@@ -1,6 +1,5 @@
 //! Selection kernels: score, demand, select.
 
-
 /// The load recalibration metric: estimated contribution of a pair to its expert's update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -12,6 +12,9 @@ use crate::op::select::{self, Choice, Kept, Scored};
 use crate::tensor::Tensor;
 use crate::{Error, Recording, Result};
 
+/// Scores, unless nothing is scored, and the retained pairs.
+type Chosen<Buf> = (Option<Scored<Buf>>, Kept<Buf>);
+
 impl<B: Backend> MoeLayer<B> {
     /// Gradients of the retained pairs for the upstream gradient `dy [T, H]`. Weight gradients are added to what is there
     /// since [`MoeLayer::zero_grad`]; router losses are those of this call alone.
@@ -107,7 +110,7 @@ impl<B: Backend> MoeLayer<B> {
         rec: &mut Recording<B::Buffer>,
         saved: &SavedForward<B>,
         dy: &Tensor<B>,
-    ) -> Result<(Option<Scored<B::Buffer>>, Kept<B::Buffer>)> {
+    ) -> Result<Chosen<B::Buffer>> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         let rows = forward::pair_rows(&saved.routed, sizes.tokens, sizes.top_k);
         let Some(rule) = self.options.select.rule() else {

@@ -202,7 +202,7 @@ impl<B: Backend> MoeLayer<B> {
         let counts = self.backend.read_blocking(&routed.counts)?.into_u32()?;
         match self.options.select {
             Selection::All => {
-                let everything = PlanOptions { retention: Retention::Fraction(1.0), ..self.options.plan.clone() };
+                let everything = PlanOptions { retention: Retention::Fraction(1.0), ..self.options.plan };
                 plan_one_rank(&counts, None, &everything)
             }
             _ => plan_one_rank(&counts, self.demand.as_ref(), &self.options.plan),

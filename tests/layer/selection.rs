@@ -222,7 +222,7 @@ fn keeps_everything<B: Backend>(device: &Device<B>) -> Outcome {
                 let mut plain = block.layer(&backend, options(Selection::All, 0.3, 8))?;
                 let want = run(&mut plain, &x, &dy, &context)?;
                 for select in SAMPLED {
-                    for (fraction, q_min) in [(1.0, 0), (0.1, 1000)] {
+                    for (fraction, q_min) in [(1.0, 2), (0.1, 1000)] {
                         let mut layer = block.layer(&backend, options(select, fraction, q_min))?;
                         let what = format!("{name}, {activations:?}, {router_gradient:?}, {select}, {fraction}");
                         let got = run(&mut layer, &x, &dy, &context)?;
@@ -406,7 +406,8 @@ fn threshold_variance(scores: &[f64], y: f64) -> f64 {
     scores.iter().map(|m| m * (high - m).max(0.0)).sum()
 }
 
-/// Floors that bind, floors of 0 and 1, retention 0, loads below the floor.
+/// Floors that bind, floors of 0 and 1 (refused where a weight would have infinite variance), retention 0, loads below
+/// the floor.
 fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
     let backend = (device.make)();
     let block = Block::new(kind("softmax"), 12, 42);
@@ -421,6 +422,10 @@ fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
             let mut options = LayerOptions { select, router_gradient, ..LayerOptions::default() };
             options.plan.retention = Retention::Fraction(fraction);
             options.plan.q_min = q_min;
+            if q_min < 2 && select != Selection::TopQ {
+                compare.holds(&format!("{select}, floor {q_min}: refused"), block.layer(&backend, options).is_err());
+                continue;
+            }
             let mut layer = block.layer(&backend, options)?;
             for step in 0..2 {
                 let what = format!("{select}, {fraction}, floor {q_min}, step {step}");
@@ -441,5 +446,5 @@ fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(3 * 8 * 2 * 20)
+    compare.finish((8 + 3 + 3) * 2 * 20)
 }

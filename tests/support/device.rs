@@ -8,6 +8,7 @@ pub fn cpu() -> CpuBackend {
 }
 
 /// The CPU backend with options of a test's own.
+#[allow(clippy::expect_used, reason = "a test without its device cannot go on")]
 pub fn cpu_with(options: CpuOptions) -> CpuBackend {
     CpuBackend::with_options(options).expect("the CPU backend needs nothing")
 }

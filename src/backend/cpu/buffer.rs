@@ -54,12 +54,15 @@ impl Buffer for CpuBuffer {
     }
 }
 
-/// Free buffers by element type and capacity, and the account they are charged to.
+/// Idle memory by element type and capacity in elements.
+type Free = HashMap<(DType, usize), Vec<(HostData, Reservation)>>;
+
+/// Free buffers, and the account they are charged to.
 #[derive(Debug)]
 pub(super) struct Pool {
     account: Accountant,
     poison: bool,
-    free: Mutex<HashMap<(DType, usize), Vec<(HostData, Reservation)>>>,
+    free: Mutex<Free>,
 }
 
 impl Pool {
@@ -140,7 +143,7 @@ impl Pool {
         self.free().entry((data.dtype(), data.len())).or_default().push((data, reservation));
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<(DType, usize), Vec<(HostData, Reservation)>>> {
+    fn free(&self) -> std::sync::MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn instruction_set() -> String {
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer held in the low bits
-    const LN2_HI: f32 = 0.693_359_375; // 9 bits, so n * LN2_HI is exact
+    const LN2_HI: f32 = 355.0 / 512.0; // 9 bits, so n * LN2_HI is exact
     const LN2_LO: f32 = -2.121_944_4e-4;
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -104.0 { -104.0 } else { x };

@@ -90,9 +90,8 @@ pub(super) fn sum_squares(args: &SumSquares<CpuBuffer>) -> Result<()> {
                 (max, dot(x.len(), |i| x[i], |i| x[i]))
             },
         );
-        let square = f64::from(max) * f64::from(max);
         out[0] = if sum.is_nan() { f32::NAN } else { max };
-        out[1] = if square > 0.0 && square.is_finite() { (sum / square) as f32 } else { 1.0 };
+        out[1] = if max > 0.0 && sum.is_finite() { (sum / f64::from(max) / f64::from(max)) as f32 } else { 1.0 };
     });
     Ok(())
 }

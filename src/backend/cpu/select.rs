@@ -130,7 +130,8 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
 }
 
 /// Lower bounds `2^(j / 8)` of the eight bins of an octave.
-const OCTAVE: [f32; 8] = [1.0, 1.090_507_7, 1.189_207_1, 1.296_839_6, 1.414_213_5, 1.542_210_8, 1.681_792_9, 1.834_008];
+const OCTAVE: [f32; 8] =
+    [1.0, 1.090_507_7, 1.189_207_1, 1.296_839_6, std::f32::consts::SQRT_2, 1.542_210_8, 1.681_792_9, 1.834_008];
 
 /// Bin of a score relative to the mean of its expert; only comparisons, so every backend agrees on the same ratio.
 fn bin(ratio: f32) -> usize {

@@ -9,6 +9,9 @@ use std::cell::RefCell;
 /// Tiles a thread should get: enough to even out their differences, few enough that each packs its weights for many rows.
 const TILES_PER_THREAD: usize = 6;
 
+/// The same for a single group: its tiles are of one size, and packing both operands anew for each is what they cost.
+const TILES_PER_THREAD_ALONE: usize = 1;
+
 /// Multiply-adds below which a tile is not worth handing to another thread, about 10 microseconds.
 const SMALLEST_TILE: usize = 1 << 19;
 
@@ -69,7 +72,9 @@ pub(super) fn execute<'a>(
 /// Tasks in order of falling cost.
 fn cut(groups: Vec<Group<'_>>, threads: usize) -> Vec<Task<'_>> {
     let total = groups.iter().fold(0usize, |sum, group| sum.saturating_add(group.cost()));
-    let most = if threads < 2 { usize::MAX } else { (total / (threads * TILES_PER_THREAD)).max(SMALLEST_TILE) };
+    let alone = groups.iter().filter(|group| group.cost() > 0).nth(1).is_none();
+    let tiles = threads * if alone { TILES_PER_THREAD_ALONE } else { TILES_PER_THREAD };
+    let most = if threads < 2 { usize::MAX } else { (total / tiles).max(SMALLEST_TILE) };
     let mut tasks = Vec::with_capacity(groups.len());
     for group in groups {
         let (rows, cols) = (group.out.rows(), group.out.cols());
