@@ -75,7 +75,8 @@ impl MoeWeights {
         config.validate()?;
         let shapes = Shapes::of(config)?;
         let experts = config.num_experts;
-        let fused = get(&format!("{prefix}experts.gate_up_proj"))?;
+        let fused_name = format!("{prefix}experts.gate_up_proj");
+        let fused = get(&fused_name)?;
         let mut need = |name: &str, len: usize| -> Result<HostData> {
             let name = format!("{prefix}{name}");
             let data = get(&name)?.ok_or_else(|| Error::Input {
@@ -92,7 +93,7 @@ impl MoeWeights {
         };
         let (gate_up, down) = match fused {
             Some(gate_up) => {
-                check_len("experts.gate_up_proj", &gate_up, shapes.gate_up)?;
+                check_len(&fused_name, &gate_up, shapes.gate_up)?;
                 (gate_up, need("experts.down_proj", shapes.down)?)
             }
             None => {
@@ -101,7 +102,10 @@ impl MoeWeights {
                     _ => ["gate_proj", "up_proj", "down_proj"],
                 };
                 let one = shapes.down / experts;
-                let mut projection = |e: usize, name: &str| need(&format!("experts.{e}.{name}.weight"), one);
+                let mut projection = |e: usize, name: &str| {
+                    let name = format!("experts.{e}.{name}.weight");
+                    need(&name, one).map(|data| (format!("{prefix}{name}"), data))
+                };
                 let mut gate_up_parts = Vec::with_capacity(2 * experts);
                 let mut down_parts = Vec::with_capacity(experts);
                 for e in 0..experts {
@@ -115,9 +119,10 @@ impl MoeWeights {
         let (mut shared_gate_up, mut shared_down, mut shared_gate) = (None, None, None);
         if let Some(len) = shapes.shared_down {
             let folder = if config.model_type == ModelType::Qwen2Moe { "shared_expert" } else { "shared_experts" };
-            let gate = need(&format!("{folder}.gate_proj.weight"), len)?;
-            let up = need(&format!("{folder}.up_proj.weight"), len)?;
-            shared_gate_up = Some(concat(vec![gate, up])?);
+            let [gate, up] = ["gate_proj", "up_proj"].map(|name| format!("{folder}.{name}.weight"));
+            let parts = [need(&gate, len)?, need(&up, len)?];
+            let names = [gate, up].map(|name| format!("{prefix}{name}"));
+            shared_gate_up = Some(concat(names.into_iter().zip(parts))?);
             shared_down = Some(need(&format!("{folder}.down_proj.weight"), len)?);
         }
         if let Some(len) = shapes.shared_gate {
@@ -186,19 +191,20 @@ fn check_len(name: &str, data: &HostData, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Joins tensors of one type.
-fn concat(parts: Vec<HostData>) -> Result<HostData> {
+/// Joins named tensors of one type.
+fn concat(parts: impl IntoIterator<Item = (String, HostData)>) -> Result<HostData> {
     let mut parts = parts.into_iter();
-    let Some(mut all) = parts.next() else {
+    let Some((first, mut all)) = parts.next() else {
         return Ok(HostData::F32(Vec::new()));
     };
-    for part in parts {
+    for (name, part) in parts {
         match (&mut all, part) {
             (HostData::F32(all), HostData::F32(part)) => all.extend(part),
             (HostData::BF16(all), HostData::BF16(part)) => all.extend(part),
             (HostData::F16(all), HostData::F16(part)) => all.extend(part),
             (all, part) => {
-                return Err(Error::shape("element type of an expert projection", part.dtype(), all.dtype()));
+                let expected = format!("{}, as `{first}`", all.dtype());
+                return Err(Error::shape(format!("element type of `{name}`"), part.dtype(), expected));
             }
         }
     }
@@ -227,5 +233,23 @@ impl Shapes {
             shared_down: (s > 0).then(|| elements("shared_down", &[h, s])).transpose()?,
             shared_gate: (s > 0 && config.shared_expert_gate).then_some(h),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn projections_of_different_types_are_named() {
+        let config = MoeConfig::new(4, 3, 2, 1);
+        let refused = MoeWeights::from_named(&config, "mlp.", |name| {
+            let len = if name.ends_with("gate.weight") { 8 } else { 12 };
+            let odd = name == "mlp.experts.1.up_proj.weight";
+            let dtype = if odd { DType::F16 } else { DType::BF16 };
+            Ok((!name.ends_with("gate_up_proj")).then(|| HostData::from_f32(vec![0.0; len], dtype)))
+        });
+        let what = "element type of `mlp.experts.1.up_proj.weight`";
+        assert_eq!(refused, Err(Error::shape(what, "f16", "bf16, as `mlp.experts.0.gate_proj.weight`")));
     }
 }
