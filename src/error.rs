@@ -63,6 +63,14 @@ pub enum Error {
         /// The budget.
         budget: u64,
     },
+    /// The system refused memory that the budget allows.
+    #[error("the system has no {asked} bytes for `{name}`; use smaller sizes")]
+    SystemMemory {
+        /// Name of the buffer.
+        name: String,
+        /// Bytes asked for.
+        asked: u64,
+    },
     /// This backend, kernel or option cannot do what was asked.
     #[error("{what} is not supported: {why}")]
     Unsupported {

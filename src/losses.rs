@@ -8,6 +8,7 @@ use crate::{Error, Result};
 /// they give the loss of Hugging Face's `load_balancing_loss_func`, which joins the logits of all layers. The covered
 /// tokens are counted, so that a reader can tell the two apart.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RouterTerms {
     /// `[E]`: pairs routed to each expert.
     pub counts: Vec<u64>,
@@ -23,24 +24,33 @@ impl RouterTerms {
     /// Adds terms up.
     ///
     /// # Errors
-    /// [`Error::Shape`] for none, or for different numbers of experts.
+    /// [`Error::Shape`] for none, or for different numbers of experts; [`Error::Overflow`] where a count passes 64 bits.
     pub fn combine<'a>(terms: impl IntoIterator<Item = &'a Self>) -> Result<Self> {
         let mut terms = terms.into_iter();
         let mut all = terms.next().cloned().ok_or_else(|| Error::shape("router terms", "none", "one or more"))?;
+        all.check_experts(all.counts.len())?;
         for term in terms {
-            if term.counts.len() != all.counts.len() {
-                return Err(Error::shape("experts of router terms", term.counts.len(), all.counts.len()));
-            }
-            for (sum, add) in all.counts.iter_mut().zip(&term.counts) {
-                *sum += add;
+            term.check_experts(all.counts.len())?;
+            for (sum, &add) in all.counts.iter_mut().zip(&term.counts) {
+                *sum = add_counts("counts of router terms", *sum, add)?;
             }
             for (sum, add) in all.probability.iter_mut().zip(&term.probability) {
                 *sum += add;
             }
             all.z += term.z;
-            all.tokens += term.tokens;
+            all.tokens = add_counts("tokens of router terms", all.tokens, term.tokens)?;
         }
         Ok(all)
+    }
+
+    /// Whether both lists are of this many experts.
+    pub(crate) fn check_experts(&self, experts: usize) -> Result<()> {
+        for (name, len) in [("counts", self.counts.len()), ("probability", self.probability.len())] {
+            if len != experts {
+                return Err(Error::shape(format!("`{name}` of router terms"), len, format!("{experts} experts")));
+            }
+        }
+        Ok(())
     }
 
     /// `E sum_e (counts_e / T) (probability_e / T)`: k when balanced. 0 without tokens.
@@ -72,6 +82,11 @@ impl RouterTerms {
     pub(crate) fn z_scale(&self, coef: f64) -> f32 {
         (coef / self.tokens.max(1) as f64) as f32
     }
+}
+
+fn add_counts(what: &str, a: u64, b: u64) -> Result<u64> {
+    a.checked_add(b)
+        .ok_or_else(|| Error::Overflow { what: what.into(), detail: format!("{a} + {b} pass {}", u64::MAX) })
 }
 
 /// The auxiliary-loss-free balancing step: `bias_e += step * sign(mean load - load_e)`.
@@ -113,6 +128,20 @@ mod tests {
         let twice = RouterTerms::combine([&terms, &terms]).unwrap();
         assert_eq!((twice.load_balancing(), twice.tokens), (2.0, 32));
         assert!(RouterTerms::combine([]).is_err());
+    }
+
+    #[test]
+    fn terms_that_do_not_add_up_are_refused() {
+        let terms = RouterTerms { counts: vec![4; 8], probability: vec![2.0; 8], z: 32.0, tokens: 16 };
+        let ragged = RouterTerms { probability: vec![2.0; 7], ..terms.clone() };
+        for pair in [[&terms, &ragged], [&ragged, &terms]] {
+            let refused = RouterTerms::combine(pair).unwrap_err();
+            assert_eq!(refused, Error::shape("`probability` of router terms", 7, "8 experts"));
+        }
+        let many = RouterTerms { tokens: u64::MAX, ..terms.clone() };
+        assert!(matches!(RouterTerms::combine([&terms, &many]), Err(Error::Overflow { .. })));
+        let busy = RouterTerms { counts: vec![u64::MAX; 8], ..terms.clone() };
+        assert!(matches!(RouterTerms::combine([&terms, &busy]), Err(Error::Overflow { .. })));
     }
 
     #[test]

@@ -159,11 +159,12 @@ impl Accountant {
         report.budget.is_none_or(|budget| report.reserved.checked_add(bytes).is_some_and(|sum| sum <= budget))
     }
 
-    /// Reserves `bytes`, of which `used` were asked for, for a new allocation.
+    /// Reserves `bytes`, of which `used` (at most all) were asked for, for a new allocation.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where the budget would be passed; nothing is reserved then.
     pub fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
+        let used = used.min(bytes);
         let mut state = self.lock();
         let reserved = state.report.reserved.checked_add(bytes).ok_or_else(|| state.refuse(bytes, category, name))?;
         if state.report.budget.is_some_and(|budget| reserved > budget) {
@@ -204,9 +205,10 @@ impl Reservation {
         }
     }
 
-    /// Takes idle bytes into use again.
+    /// Takes idle bytes into use again, of which `used` (at most all) were asked for.
     pub fn reuse(&mut self, category: Category, used: u64) {
         self.park();
+        let used = used.min(self.bytes);
         let mut state = self.account.lock();
         state.report.idle -= self.bytes;
         state.make_live(category, self.bytes, used);
@@ -255,6 +257,9 @@ mod tests {
         assert_eq!((end.reserved, end.used, end.idle, end.allocations), (0, 0, 0, 2));
         assert_eq!(end.peak_total(), 1000);
         assert!(account.reserve(Category::Scratch, "c", u64::MAX, 0).is_err());
+        let mut greedy = [0; 2].map(|_| account.reserve(Category::Scratch, "d", 1, u64::MAX).unwrap());
+        greedy[0].reuse(Category::Stash, u64::MAX);
+        assert_eq!(account.report().used, 2);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{Error, Recording, Result};
 
 /// Options of [`AdamW`].
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct AdamWConfig {
     /// Decay of the first moment.
     pub beta1: f32,

@@ -40,6 +40,7 @@ impl std::fmt::Display for DType {
     }
 }
 
+use bytemuck::allocation::try_zeroed_vec;
 use half::{bf16, f16};
 
 use crate::backend::{Backend, Buffer, elements};
@@ -85,14 +86,21 @@ impl HostData {
         self.len() == 0
     }
 
-    /// Zeros (bit pattern 0) of a type.
-    pub fn zeros(dtype: DType, len: usize) -> Self {
+    /// Zeros (bit pattern 0) of a type, for a buffer of this name.
+    ///
+    /// # Errors
+    /// [`Error::SystemMemory`] where the system refuses so many.
+    pub fn zeros(name: &str, dtype: DType, len: usize) -> Result<Self> {
         match dtype {
-            DType::F32 => Self::F32(vec![0.0; len]),
-            DType::BF16 => Self::BF16(vec![bf16::ZERO; len]),
-            DType::F16 => Self::F16(vec![f16::ZERO; len]),
-            DType::U32 => Self::U32(vec![0; len]),
+            DType::F32 => try_zeroed_vec(len).map(Self::F32),
+            DType::BF16 => try_zeroed_vec(len).map(Self::BF16),
+            DType::F16 => try_zeroed_vec(len).map(Self::F16),
+            DType::U32 => try_zeroed_vec(len).map(Self::U32),
         }
+        .map_err(|()| Error::SystemMemory {
+            name: name.to_owned(),
+            asked: (len as u64).saturating_mul(dtype.bytes() as u64),
+        })
     }
 
     /// f32 values rounded to a float type, to nearest even. `DType::U32` keeps f32.
@@ -200,5 +208,22 @@ impl<B: Backend> Tensor<B> {
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.buffer.dtype()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MoeConfig, MoeWeights};
+
+    /// 2^60 bytes: more than an address can reach, so no system grants them.
+    #[test]
+    fn memory_that_no_system_has_is_an_error() {
+        let refused = Error::SystemMemory { name: "x".into(), asked: 1 << 60 };
+        assert_eq!(HostData::zeros("x", DType::F32, 1 << 58), Err(refused));
+        assert!(matches!(HostData::zeros("x", DType::BF16, usize::MAX), Err(Error::SystemMemory { .. })));
+        assert_eq!(HostData::zeros("x", DType::U32, 2), Ok(HostData::U32(vec![0; 2])));
+        let weights = MoeWeights::init(&MoeConfig::new(1 << 7, 1 << 30, 1 << 18, 1), 0, 0.1);
+        assert!(matches!(weights, Err(Error::SystemMemory { name, .. }) if name == "gate_up"));
     }
 }

@@ -30,26 +30,32 @@ impl MoeWeights {
     /// whatever the router's owner.
     ///
     /// # Errors
-    /// [`Error::Config`] for a bad configuration, [`Error::Argument`] for a bad deviation.
+    /// [`Error::Config`] for a bad configuration, [`Error::Argument`] for a bad deviation, [`Error::SystemMemory`].
     pub fn init(config: &MoeConfig, seed: u64, std_dev: f32) -> Result<Self> {
         config.validate()?;
         if !(std_dev.is_finite() && std_dev >= 0.0) {
             return Err(Error::argument("std_dev", std_dev, "a finite number, 0 or more"));
         }
         let shapes = Shapes::of(config)?;
-        let fill = |stream: u64, len: usize| {
-            let mut values = vec![0.0; len];
+        let zeros = |name: &str, len: usize| HostData::zeros(name, DType::F32, len)?.into_f32();
+        let fill = |stream: u64, name: &str, len: usize| -> Result<HostData> {
+            let mut values = zeros(name, len)?;
             Philox::new(seed, stream).fill_normal(&mut values, std_dev);
-            HostData::F32(values)
+            Ok(HostData::F32(values))
         };
+        let fill_some =
+            |stream: u64, name: &str, len: Option<usize>| len.map(|len| fill(stream, name, len)).transpose();
         Ok(Self {
-            router: Some(fill(0, shapes.router)),
-            correction_bias: config.correction_bias.then(|| vec![0.0; config.num_experts]),
-            gate_up: fill(1, shapes.gate_up),
-            down: fill(2, shapes.down),
-            shared_gate_up: shapes.shared_gate_up.map(|len| fill(3, len)),
-            shared_down: shapes.shared_down.map(|len| fill(4, len)),
-            shared_gate: shapes.shared_gate.map(|len| fill(5, len)),
+            router: Some(fill(0, "router", shapes.router)?),
+            correction_bias: config
+                .correction_bias
+                .then(|| zeros("correction_bias", config.num_experts))
+                .transpose()?,
+            gate_up: fill(1, "gate_up", shapes.gate_up)?,
+            down: fill(2, "down", shapes.down)?,
+            shared_gate_up: fill_some(3, "shared_gate_up", shapes.shared_gate_up)?,
+            shared_down: fill_some(4, "shared_down", shapes.shared_down)?,
+            shared_gate: fill_some(5, "shared_gate", shapes.shared_gate)?,
         })
     }
 
@@ -69,7 +75,8 @@ impl MoeWeights {
         config.validate()?;
         let shapes = Shapes::of(config)?;
         let experts = config.num_experts;
-        let fused = get(&format!("{prefix}experts.gate_up_proj"))?;
+        let fused_name = format!("{prefix}experts.gate_up_proj");
+        let fused = get(&fused_name)?;
         let mut need = |name: &str, len: usize| -> Result<HostData> {
             let name = format!("{prefix}{name}");
             let data = get(&name)?.ok_or_else(|| Error::Input {
@@ -86,7 +93,7 @@ impl MoeWeights {
         };
         let (gate_up, down) = match fused {
             Some(gate_up) => {
-                check_len("experts.gate_up_proj", &gate_up, shapes.gate_up)?;
+                check_len(&fused_name, &gate_up, shapes.gate_up)?;
                 (gate_up, need("experts.down_proj", shapes.down)?)
             }
             None => {
@@ -95,7 +102,10 @@ impl MoeWeights {
                     _ => ["gate_proj", "up_proj", "down_proj"],
                 };
                 let one = shapes.down / experts;
-                let mut projection = |e: usize, name: &str| need(&format!("experts.{e}.{name}.weight"), one);
+                let mut projection = |e: usize, name: &str| {
+                    let name = format!("experts.{e}.{name}.weight");
+                    need(&name, one).map(|data| (format!("{prefix}{name}"), data))
+                };
                 let mut gate_up_parts = Vec::with_capacity(2 * experts);
                 let mut down_parts = Vec::with_capacity(experts);
                 for e in 0..experts {
@@ -109,9 +119,10 @@ impl MoeWeights {
         let (mut shared_gate_up, mut shared_down, mut shared_gate) = (None, None, None);
         if let Some(len) = shapes.shared_down {
             let folder = if config.model_type == ModelType::Qwen2Moe { "shared_expert" } else { "shared_experts" };
-            let gate = need(&format!("{folder}.gate_proj.weight"), len)?;
-            let up = need(&format!("{folder}.up_proj.weight"), len)?;
-            shared_gate_up = Some(concat(vec![gate, up])?);
+            let [gate, up] = ["gate_proj", "up_proj"].map(|name| format!("{folder}.{name}.weight"));
+            let parts = [need(&gate, len)?, need(&up, len)?];
+            let names = [gate, up].map(|name| format!("{prefix}{name}"));
+            shared_gate_up = Some(concat(names.into_iter().zip(parts))?);
             shared_down = Some(need(&format!("{folder}.down_proj.weight"), len)?);
         }
         if let Some(len) = shapes.shared_gate {
@@ -180,19 +191,20 @@ fn check_len(name: &str, data: &HostData, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Joins tensors of one type.
-fn concat(parts: Vec<HostData>) -> Result<HostData> {
+/// Joins named tensors of one type.
+fn concat(parts: impl IntoIterator<Item = (String, HostData)>) -> Result<HostData> {
     let mut parts = parts.into_iter();
-    let Some(mut all) = parts.next() else {
+    let Some((first, mut all)) = parts.next() else {
         return Ok(HostData::F32(Vec::new()));
     };
-    for part in parts {
+    for (name, part) in parts {
         match (&mut all, part) {
             (HostData::F32(all), HostData::F32(part)) => all.extend(part),
             (HostData::BF16(all), HostData::BF16(part)) => all.extend(part),
             (HostData::F16(all), HostData::F16(part)) => all.extend(part),
             (all, part) => {
-                return Err(Error::shape("element type of an expert projection", part.dtype(), all.dtype()));
+                let expected = format!("{}, as `{first}`", all.dtype());
+                return Err(Error::shape(format!("element type of `{name}`"), part.dtype(), expected));
             }
         }
     }
@@ -221,5 +233,23 @@ impl Shapes {
             shared_down: (s > 0).then(|| elements("shared_down", &[h, s])).transpose()?,
             shared_gate: (s > 0 && config.shared_expert_gate).then_some(h),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn projections_of_different_types_are_named() {
+        let config = MoeConfig::new(4, 3, 2, 1);
+        let refused = MoeWeights::from_named(&config, "mlp.", |name| {
+            let len = if name.ends_with("gate.weight") { 8 } else { 12 };
+            let odd = name == "mlp.experts.1.up_proj.weight";
+            let dtype = if odd { DType::F16 } else { DType::BF16 };
+            Ok((!name.ends_with("gate_up_proj")).then(|| HostData::from_f32(vec![0.0; len], dtype)))
+        });
+        let what = "element type of `mlp.experts.1.up_proj.weight`";
+        assert_eq!(refused, Err(Error::shape(what, "f16", "bf16, as `mlp.experts.0.gate_proj.weight`")));
     }
 }

@@ -60,7 +60,8 @@ pub trait Backend: Clone + Send + Sync + std::fmt::Debug + 'static {
     /// Memory of undefined content.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] before the budget is passed, [`Error::Overflow`] for absurd sizes.
+    /// [`Error::OutOfMemory`] before the budget is passed, [`Error::SystemMemory`] where the system has less than the
+    /// budget, [`Error::Overflow`] for absurd sizes.
     fn alloc(&self, name: &str, dtype: DType, len: usize, category: Category) -> Result<Self::Buffer>;
 
     /// Takes over host memory, without a copy where the device can use it in place.

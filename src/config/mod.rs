@@ -89,11 +89,12 @@ impl ScoringFunc {
         }
     }
 
-    /// What is added to the sum of a token's k scores before dividing by it (where `norm_topk_prob` holds): nothing for
-    /// softmax, whose kept scores are at least k/E in sum; 1e-20 for sigmoid, whose scores may all underflow.
+    /// What is added to the sum of a token's k scores before dividing by it (where `norm_topk_prob` holds): 1e-20 for
+    /// sigmoid, whose scores may all underflow. Kept softmax scores are at least k/E in sum, unless a correction bias keeps
+    /// others than the largest: the smallest normal number leaves every sum as it is but 0.
     pub const fn norm_epsilon(self) -> f32 {
         match self {
-            Self::Softmax => 0.0,
+            Self::Softmax => f32::MIN_POSITIVE,
             Self::Sigmoid => 1e-20,
         }
     }

@@ -39,9 +39,7 @@ impl<B: Backend> MoeLayer<B> {
         dy: &Tensor<B>,
         terms: &RouterTerms,
     ) -> Result<Gradients<B>> {
-        if terms.counts.len() != self.config.num_experts {
-            return Err(Error::shape("experts of `terms`", terms.counts.len(), self.config.num_experts));
-        }
+        terms.check_experts(self.config.num_experts)?;
         self.backward_with_terms(saved, dy, Some(terms))
     }
 

@@ -122,6 +122,7 @@ impl<B: Backend> MoeLayer<B> {
             plan,
             terms,
             h_norm: done.activated.h_norm,
+            kappa: self.kappa.clone(),
             ab: keep.ab.then_some(done.activated.ab),
             out: keep.out.then_some(done.activated.out),
             y_routed: done.y_routed,

@@ -56,7 +56,8 @@ impl<B: Backend> MoeLayer<B> {
                 }
             }
             if count > 0 {
-                let mean = (sum / f64::from(count)) as f32;
+                // Infinity would never leave the running mean again.
+                let mean = ((sum / f64::from(count)) as f32).min(f32::MAX);
                 *kappa = if *kappa == 0.0 { mean } else { *kappa + NEWEST * (mean - *kappa) };
             }
         }

@@ -114,6 +114,7 @@ pub enum Part {
 
 /// Which parts receive gradients. A frozen part has no gradient buffer and no optimizer state, and costs no wgrad.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Trainable {
     /// Router weight.
     pub router: bool,
@@ -140,6 +141,7 @@ impl Trainable {
 
 /// Options of a [`crate::MoeLayer`].
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct LayerOptions {
     /// Which pairs are back-propagated.
     pub select: Selection,
@@ -199,8 +201,9 @@ impl LayerOptions {
             return Err(Error::argument("weight_cap", cap, "1 or more, or none"));
         }
         for (name, value) in [("aux_loss_coef", self.aux_loss_coef), ("z_loss_coef", self.z_loss_coef)] {
-            if !value.is_finite() || value < 0.0 {
-                return Err(Error::argument(name, value, "a finite number, 0 or more"));
+            // Kernels compute in f32, so what counts is the value there.
+            if !(value as f32).is_finite() || value < 0.0 {
+                return Err(Error::argument(name, value, "a number finite as f32, 0 or more"));
             }
         }
         Ok(())
@@ -231,4 +234,30 @@ pub struct ForwardContext<'a> {
     pub first_token: u64,
     /// `[T]`: false for padding, which is not routed, not counted, gets y = 0 and takes no part in losses.
     pub mask: Option<&'a [bool]>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_option_is_refused_and_a_missing_one_has_its_default() {
+        assert_eq!(serde_json::from_str::<LayerOptions>("{}").unwrap(), LayerOptions::default());
+        let options = LayerOptions { weight_cap: Some(2.0), ..LayerOptions::default() };
+        assert_eq!(serde_json::from_str::<LayerOptions>(r#"{"weight_cap": 2.0}"#).unwrap(), options);
+        let json = serde_json::to_string(&options).unwrap();
+        assert_eq!(serde_json::from_str::<LayerOptions>(&json).unwrap(), options);
+        let misspelt = serde_json::from_str::<LayerOptions>(&json.replace("weight_cap", "weight_caps"));
+        assert!(misspelt.unwrap_err().to_string().contains("weight_caps"));
+    }
+
+    #[test]
+    fn coefficients_that_are_infinite_as_f32_are_refused() {
+        for (name, options) in [
+            ("aux_loss_coef", LayerOptions { aux_loss_coef: 1e39, ..LayerOptions::default() }),
+            ("z_loss_coef", LayerOptions { z_loss_coef: 1e300, ..LayerOptions::default() }),
+        ] {
+            assert!(matches!(options.validate(), Err(Error::Argument { name: named, .. }) if named == name));
+        }
+    }
 }

@@ -49,6 +49,8 @@ pub struct SavedForward<B: Backend> {
     pub(crate) plan: Plan,
     pub(crate) terms: Option<RouterTerms>,
     pub(crate) h_norm: B::Buffer,
+    /// `[E]`: what [`crate::kernel::Metric::Full`] scores with; the layer's own moves on with every backward.
+    pub(crate) kappa: Vec<f32>,
     pub(crate) ab: Option<B::Buffer>,
     pub(crate) out: Option<B::Buffer>,
     pub(crate) y_routed: Option<B::Buffer>,

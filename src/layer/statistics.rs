@@ -76,7 +76,9 @@ impl<B: Backend> MoeLayer<B> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         let rows = forward::pair_rows(&saved.routed, sizes.tokens, sizes.top_k);
         let full = match self.options.metric {
-            Metric::Full => Some((saved.x.buffer(), arena.upload_f32("kappa", self.kappa.clone(), Category::Scratch)?)),
+            Metric::Full => {
+                Some((saved.x.buffer(), arena.upload_f32("kappa", saved.kappa.clone(), Category::Scratch)?))
+            }
             _ => None,
         };
         let scoring = Scoring {

@@ -7,6 +7,8 @@
 //! Because it is relative, smoothing over steps never has to move counts between bins when the gradients shrink; the
 //! absolute scale is carried by the score sum alone.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -23,6 +25,11 @@ const SLACK: f64 = 1e-6;
 
 /// Least factor between the centre of a bin and where its scores are taken to be.
 const LEAST_FACTOR: f64 = 1.0 / 1024.0;
+/// Counts of pairs that can come about: up to the integers of f64, and down to a tenth of what smoothing forgets.
+const PAIRS: RangeInclusive<f64> = 1e-10..=9_007_199_254_740_992.0;
+/// Scores and their sums that can come about: products of f32 numbers, with room for counts. Planning squares them and
+/// divides them by each other, and neither overflows nor vanishes in this range.
+const SCORES: RangeInclusive<f64> = 1e-60..=1e60;
 /// Fewer pairs than this in a bin are forgotten by smoothing: they say nothing, and fading on they would lose their digits.
 const FADED: f64 = 1e-9;
 
@@ -103,24 +110,25 @@ impl TryFrom<DemandParts> for Demand {
     /// Checks the parts against each other.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a wrong length, [`Error::Argument`] for a number that is negative, not finite or contradicts
+    /// [`Error::Shape`] for a wrong length, [`Error::Argument`] for a number that is out of range, not finite or contradicts
     /// another one (more eligible pairs than pairs, a score sum without pairs, a last bin whose sum is below its edge).
     fn try_from(parts: DemandParts) -> Result<Self> {
         let experts = parts.load.len();
-        for (name, values, each) in [
-            ("load", &parts.load, 1),
-            ("infinite", &parts.infinite, 1),
-            ("score_sum", &parts.score_sum, 1),
-            ("reference", &parts.reference, 1),
-            ("histogram", &parts.histogram, BINS),
-            ("top_sum", &parts.top_sum, 1),
+        for (name, values, each, range) in [
+            ("load", &parts.load, 1, &PAIRS),
+            ("infinite", &parts.infinite, 1, &PAIRS),
+            ("score_sum", &parts.score_sum, 1, &SCORES),
+            ("reference", &parts.reference, 1, &SCORES),
+            ("histogram", &parts.histogram, BINS, &PAIRS),
+            ("top_sum", &parts.top_sum, 1, &SCORES),
         ] {
             if values.len() != experts.saturating_mul(each) {
                 let expected = format!("{experts} experts x {each}");
                 return Err(Error::shape(format!("demand.{name}"), values.len(), expected));
             }
-            if let Some(i) = values.iter().position(|v| !v.is_finite() || *v < 0.0) {
-                return Err(Error::argument(format!("demand.{name}[{i}]"), values[i], "a finite number >= 0"));
+            if let Some(i) = values.iter().position(|v| *v != 0.0 && !range.contains(v)) {
+                let allowed = format!("0 or a number from {:e} to {:e}", range.start(), range.end());
+                return Err(Error::argument(format!("demand.{name}[{i}]"), values[i], allowed));
             }
         }
         let demand = Self { parts };
@@ -401,6 +409,9 @@ impl Demand {
 
     fn forget_faded(&mut self, e: usize) {
         let parts = &mut self.parts;
+        if parts.infinite[e] < FADED {
+            parts.infinite[e] = 0.0;
+        }
         let histogram = &mut parts.histogram[e * BINS..][..BINS];
         histogram.iter_mut().filter(|count| **count < FADED).for_each(|count| *count = 0.0);
         if histogram[TOP] == 0.0 {

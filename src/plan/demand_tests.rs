@@ -233,3 +233,42 @@ fn json_round_trip_is_exact() {
     let extra = json.replacen('{', "{\"loads\":[],", 1);
     assert!(serde_json::from_str::<Demand>(&extra).is_err(), "an unknown field is a mistake");
 }
+
+#[test]
+fn numbers_that_planning_cannot_square_are_refused() {
+    let parts = Demand::from_scores(&[1.0, 3.0, f32::INFINITY, 200.0], &[0, 3, 4]).unwrap().parts().clone();
+    let with = |change: fn(&mut DemandParts, f64), value: f64| {
+        let mut parts = parts.clone();
+        change(&mut parts, value);
+        Demand::try_from(parts)
+    };
+    let changes: [(&str, fn(&mut DemandParts, f64)); 6] = [
+        ("load", |p, v| p.load[1] = v),
+        ("infinite", |p, v| p.infinite[1] = v),
+        ("score_sum", |p, v| p.score_sum[1] = v),
+        ("reference", |p, v| p.reference[1] = v),
+        ("histogram", |p, v| p.histogram[BINS + 3] = v),
+        ("top_sum", |p, v| p.top_sum[1] = v),
+    ];
+    for (name, change) in changes {
+        for value in [f64::NAN, f64::INFINITY, -1.0, 1e-300, f64::MIN_POSITIVE / 2.0, 1e300] {
+            match with(change, value) {
+                Err(Error::Argument { name: named, allowed, .. }) => {
+                    assert!(named.starts_with(&format!("demand.{name}[")), "{named} instead of {name}");
+                    assert!(allowed.starts_with("0 or a number from 1e-"), "{allowed}");
+                }
+                other => panic!("{name} = {value:e}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn infinite_scores_of_long_ago_are_forgotten() {
+    let mut demand = Demand::from_scores(&[f32::INFINITY, 1.0], &[0, 2]).unwrap();
+    let finite = Demand::from_scores(&[1.0, 1.0], &[0, 2]).unwrap();
+    for _ in 0..40 {
+        demand = Demand::smooth(&demand, &finite, 0.5).unwrap();
+    }
+    assert_eq!(demand.parts().infinite, [0.0]);
+}

@@ -115,7 +115,9 @@ impl<B: Backend> Runner for On<B> {
         compare.holds("upload at an offset that wraps is refused", refused(far));
         compare.holds("upload of another type is refused", refused(upload(0, HostData::U32(vec![0; 2]))));
         compare.holds("read past the end is refused", refused(read(2..5).map(drop)));
-        compare.finish(6)
+        let reversed = std::ops::Range { start: 3, end: 1 };
+        compare.holds("read of a reversed range is refused", refused(read(reversed).map(drop)));
+        compare.finish(7)
     }
 
     fn absurd(&self) -> std::result::Result<(), String> {

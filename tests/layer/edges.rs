@@ -1,7 +1,8 @@
 //! Sizes and values at the edge: no token, one token, one expert, every expert, one expert for all, odd widths, extreme values.
 
 use libtest_mimic::Trial;
-use lrmoe::{Activations, Backend, ForwardContext, LayerOptions, MoeConfig, RouterGradient, Selection};
+use lrmoe::kernel::Metric;
+use lrmoe::{Activations, Backend, ForwardContext, LayerOptions, MoeConfig, ParamId, RouterGradient, Selection};
 
 use crate::expect::{BOUND, compare_gradients, retained, router_mode, run};
 use crate::sample::{Block, kind, kinds, steering_logits, tensor};
@@ -33,6 +34,8 @@ pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     trials.push(trial(device, "edges::all_pairs_on_one_expert", one_expert_for_all));
     trials.push(trial(device, "edges::minus_zero_and_subnormal", tiny_values));
     trials.push(trial(device, "edges::large_values_do_not_overflow_scores", large_values));
+    trials.push(trial(device, "edges::a_second_backward_gives_the_same_in_every_metric", twice));
+    trials.push(trial(device, "edges::weights_of_experts_without_probability_are_finite", no_probability));
     trials
 }
 
@@ -194,4 +197,57 @@ fn large_values<B: Backend>(device: &Device<B>) -> Outcome {
     let sum = want.weights.named().iter().flat_map(|(_, m)| &m.data).map(|g| g * g).sum::<f64>();
     compare.number("grad_norm_sq beyond f32", layer.grad_norm_sq().map_err(text)?, sum, 1e-5);
     compare.finish(10)
+}
+
+/// Backward moves the layer's running estimates on; what a forward saved is not touched by that.
+fn twice<B: Backend>(device: &Device<B>) -> Outcome {
+    let backend = (device.make)();
+    let block = Block::new(kind("softmax_shared_gate"), 60, 66);
+    let (x, dy) = block.tensors(&backend)?;
+    let mut compare = Comparison::new();
+    for metric in [Metric::Product, Metric::Full, Metric::GateGrad, Metric::Gate, Metric::Uniform] {
+        let mut options = LayerOptions { metric, ..LayerOptions::default() };
+        options.plan.q_min = 2;
+        let mut layer = block.layer(&backend, options)?;
+        for step in 0..3 {
+            let context = ForwardContext { step, ..ForwardContext::default() };
+            let (_, saved) = layer.forward(&x, &context).map_err(text)?;
+            let mut results = Vec::new();
+            for _ in 0..2 {
+                layer.zero_grad();
+                let scores = layer.scores(&saved, &dy).map_err(text)?;
+                let got = layer.backward(&saved, &dy).map_err(text)?;
+                let gate_up = layer.gradient(ParamId::GateUp).map_err(text)?.ok_or("no gradient")?;
+                let [dx, d_logits] = [got.dx, got.d_logits].map(|t| t.to_f32(&backend));
+                results.push([scores, dx.map_err(text)?, d_logits.map_err(text)?, gate_up]);
+            }
+            let bits = |r: &[Vec<f32>; 4]| r.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            compare.holds(&format!("{metric:?}, step {step}"), bits(&results[0]) == bits(&results[1]));
+        }
+    }
+    compare.finish(15)
+}
+
+/// A correction bias keeps experts whose softmax probability vanishes: weight 0, not 0 / 0.
+fn no_probability<B: Backend>(device: &Device<B>) -> Outcome {
+    let backend = (device.make)();
+    let mut config = MoeConfig::new(8, 4, 4, 2);
+    config.correction_bias = true;
+    let mut block = Block::new(config, 3, 67);
+    block.weights.correction_bias = Some(vec![-10.0, 0.0, 0.0, 0.0]);
+    let (x, dy) = block.tensors(&backend)?;
+    let mut layer = block.layer(&backend, LayerOptions::default())?;
+    let mut logits = steering_logits(&[0; 3], 4);
+    logits.data.iter_mut().for_each(|v| *v *= 100.0);
+    let logits = tensor(&backend, &logits)?;
+    let (y, saved) = layer.forward_with_logits(&x, &logits, &ForwardContext::default()).map_err(text)?;
+    let got = layer.backward(&saved, &dy).map_err(text)?;
+    let mut compare = Comparison::new();
+    let ids = saved.routing(&backend).map_err(text)?.ids;
+    compare.holds("the bias rules out expert 0", ids == [1, 2, 1, 2, 1, 2]);
+    for (name, tensor) in [("y", y), ("dx", got.dx), ("d_logits", got.d_logits)] {
+        compare.holds(name, tensor.to_f32(&backend).map_err(text)?.iter().all(|&v| v == 0.0));
+    }
+    compare.holds("no NaN seen", !got.stats.scores.ok_or("no scores")?.nan_seen);
+    compare.finish(5)
 }

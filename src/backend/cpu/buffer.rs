@@ -91,11 +91,8 @@ impl Pool {
                 (data, reservation)
             }
             None => {
-                if !self.account.fits(bytes) {
-                    self.free().clear();
-                }
-                let reservation = self.account.reserve(category, name, bytes, used)?;
-                (HostData::zeros(dtype, capacity), reservation)
+                let reservation = self.reserve(category, name, bytes, used)?;
+                (HostData::zeros(name, dtype, capacity)?, reservation)
             }
         };
         if self.poison {
@@ -106,12 +103,26 @@ impl Pool {
 
     pub(super) fn import(self: &Arc<Self>, name: &str, data: HostData, category: Category) -> Result<CpuBuffer> {
         let bytes = (data.len() * data.dtype().bytes()) as u64;
-        if !self.account.fits(bytes) {
-            self.free().clear();
-        }
-        let reservation = self.account.reserve(category, name, bytes, bytes)?;
+        let reservation = self.reserve(category, name, bytes, bytes)?;
         let len = data.len();
         Ok(self.buffer(name, data, len, Some(reservation), Weak::new()))
+    }
+
+    /// Reserves bytes, giving idle memory up for them where they do not fit otherwise.
+    fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
+        loop {
+            match self.account.reserve(category, name, bytes, used) {
+                // Again as long as there is idle memory: another thread may have given some back in between.
+                Err(Error::OutOfMemory { .. }) if self.give_up_idle() => {}
+                reserved => return reserved,
+            }
+        }
+    }
+
+    /// Whether there was any.
+    fn give_up_idle(&self) -> bool {
+        let idle = std::mem::take(&mut *self.free());
+        idle.values().any(|buffers| !buffers.is_empty())
     }
 
     fn buffer(

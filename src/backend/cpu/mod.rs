@@ -211,7 +211,13 @@ impl Backend for CpuBackend {
     }
 
     async fn read(&self, buffer: &CpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
-        let len = range.end.saturating_sub(range.start);
+        let Some(len) = range.end.checked_sub(range.start) else {
+            return Err(Error::shape(
+                format!("range of `{}`", buffer.name()),
+                format!("{range:?}"),
+                "a start not above its end",
+            ));
+        };
         check_range(buffer, range.start, len)?;
         let range = range.start..range.start + len;
         Ok(match buffer.read()?.data() {

@@ -239,7 +239,7 @@ pub(super) fn gate_backward(args: &GateBackward<CpuBuffer>) -> Result<()> {
             }
             if needs_softmax {
                 let inner = p.iter().zip(&d_p).map(|(&p, d)| f64::from(p) * d).sum::<f64>();
-                let z = f64::from(2.0 * args.z_scale) * f64::from(lse);
+                let z = 2.0 * f64::from(args.z_scale) * f64::from(lse);
                 for ((out, &p), d) in d_logits.iter_mut().zip(&p).zip(&d_p) {
                     *out = (f64::from(p) * (d - inner + z)) as f32;
                 }

@@ -32,16 +32,17 @@ fn split_mut<'a, T>(data: &'a mut [T], segments: &[std::ops::Range<usize>]) -> V
     parts
 }
 
-/// Mean of finite non-negative values in any order: fixed-point sums relative to the largest value. Up to 2^24 values
-/// are added without loss beyond 2^-40 of the largest.
+/// Mean of finite non-negative values in any order: fixed-point sums relative to the largest value. Up to 2^24 - 1 values
+/// are added without loss beyond 2^-40 of the largest; of more, each bit of their number takes one of these 40.
 fn mean(values: impl Iterator<Item = f32> + Clone) -> f32 {
-    let max = values.clone().fold(0.0f32, f32::max);
+    let (max, count) = values.clone().fold((0.0f32, 0u64), |(max, count), v| (max.max(v), count + 1));
     if max == 0.0 {
         return 0.0;
     }
-    let unit = f64::from(max) * (-40.0f64).exp2();
-    let (sum, count) =
-        values.fold((0u64, 0u64), |(sum, count), v| (sum + (f64::from(v) / unit).round() as u64, count + 1));
+    // Each value is at most 2^bits units, and count * 2^bits is below 2^64.
+    let bits = count.leading_zeros().min(40);
+    let unit = f64::from(max) * (-f64::from(bits)).exp2();
+    let sum = values.fold(0u64, |sum, v| sum + (f64::from(v) / unit).round() as u64);
     clamp_positive(sum as f64 * unit / count as f64)
 }
 
@@ -307,4 +308,16 @@ fn write_kept(args: &Select<CpuBuffer>, kept: &[Kept], pair_of_row: &[u32], weig
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn means_of_any_number_of_values_do_not_overflow() {
+        for count in [1, (1 << 24) - 1, 1 << 24, (1 << 24) + 1, 3 << 24] {
+            assert_eq!(mean(std::iter::repeat_n(1.5, count)), 1.5, "{count} values");
+        }
+    }
 }
