@@ -45,6 +45,9 @@ struct Computed<B: Backend> {
 impl<B: Backend> MoeLayer<B> {
     /// `x [T, H]` to `y [T, H]` (f32), exact over all routed pairs, and what [`MoeLayer::backward`] needs.
     ///
+    /// What is saved shares memory with `x`, with logits of the host's, and with `y`: do not overwrite them in place before
+    /// backward has run.
+    ///
     /// # Errors
     /// [`Error::Shape`] for tensors or context of wrong shape, [`Error::State`] where the layer has no router weight,
     /// [`Error::Overflow`], [`Error::OutOfMemory`], and what the device reports.
