@@ -21,6 +21,7 @@
 //! | [`kernel`], [`recording`] | the closed set of kernels, and lists of commands made of them |
 //! | [`backend`] | how a recording is run: [`CpuBackend`] |
 //! | [`memory`] | the byte budget of a rank, by category |
+//! | [`weights`] | the weights of a layer on the host, and their names in checkpoints |
 //! | [`layer`], [`optim`], [`losses`] | [`MoeLayer`] on one rank, decoupled [`AdamW`], router losses |
 //! | [`rng`] | the counter-based generator behind selection |
 //!

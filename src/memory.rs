@@ -1,5 +1,9 @@
 //! The memory accountant of one rank.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{Error, Result};
+
 /// What a buffer is for. Budgets and reports are by category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -36,10 +40,6 @@ impl std::fmt::Display for Category {
         })
     }
 }
-
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use crate::{Error, Result};
 
 impl Category {
     /// Every category, in the order of reports.
@@ -151,12 +151,6 @@ impl Accountant {
         let mut state = self.lock();
         state.report.peak = state.report.live;
         state.report.at_peak = state.report.live;
-    }
-
-    /// Whether `bytes` more would fit the budget.
-    pub fn fits(&self, bytes: u64) -> bool {
-        let report = &self.lock().report;
-        report.budget.is_none_or(|budget| report.reserved.checked_add(bytes).is_some_and(|sum| sum <= budget))
     }
 
     /// Reserves `bytes`, of which `used` (at most all) were asked for, for a new allocation.

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// How quotas follow the scores: 1 gives the least total variance, 0 the most even load
     #[arg(long, default_value = "1", value_parser = unit_interval)]
     pub(crate) alpha: f64,
-    /// Training steps of each run
+    /// Training steps of each run; one that has not reached the target by then goes on for up to a quarter more
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) steps: u64,
     /// Validation loss (nats a byte) to time the runs to [default: the plain run's at 95 % of its steps]

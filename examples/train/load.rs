@@ -10,7 +10,7 @@ const STRETCHES: u64 = 48;
 pub(crate) struct Stretch {
     steps: f64,
     counts: Vec<f64>,
-    retained: Vec<f64>,
+    quotas: Vec<f64>,
     busiest_forward: f64,
     busiest_backward: f64,
 }
@@ -19,9 +19,9 @@ impl Stretch {
     fn add(&mut self, stats: &MoeStats) {
         let experts = stats.counts.len();
         self.counts.resize(experts, 0.0);
-        self.retained.resize(experts, 0.0);
+        self.quotas.resize(experts, 0.0);
         self.counts.iter_mut().zip(&stats.counts).for_each(|(sum, n)| *sum += f64::from(*n));
-        self.retained.iter_mut().zip(&stats.retained).for_each(|(sum, n)| *sum += f64::from(*n));
+        self.quotas.iter_mut().zip(&stats.quotas).for_each(|(sum, n)| *sum += f64::from(*n));
         self.steps += 1.0;
         self.busiest_forward += busiest(&stats.counts);
         self.busiest_backward += busiest(&stats.retained);
@@ -38,10 +38,10 @@ impl Stretch {
         self.counts.iter().map(|n| n / mean).collect()
     }
 
-    /// Back-propagated pairs of each expert, in units of the mean *forward* load.
-    pub(crate) fn kept(&self) -> Vec<f64> {
+    /// Quota of each expert, in units of the mean *forward* load.
+    pub(crate) fn quotas(&self) -> Vec<f64> {
         let mean = self.mean_load();
-        self.retained.iter().map(|n| n / mean).collect()
+        self.quotas.iter().map(|n| n / mean).collect()
     }
 
     /// Busiest expert over mean, forward: the mean over the steps.
@@ -109,7 +109,8 @@ mod tests {
     fn every_step_lands_in_one_stretch() {
         for steps in [1, 5, 48, 49, 1000] {
             let mut history = LoadHistory::new(steps, 1);
-            let stats = MoeStats { counts: vec![3, 1], retained: vec![1, 1], ..MoeStats::default() };
+            let stats =
+                MoeStats { counts: vec![3, 1], retained: vec![1, 1], quotas: vec![1, 1], ..MoeStats::default() };
             (0..steps).for_each(|s| history.add(s, 0, &stats));
             let stretches = &history.layers[0];
             assert_eq!(stretches.iter().map(|s| s.steps).sum::<f64>(), steps as f64);
@@ -117,7 +118,7 @@ mod tests {
                 stretches.iter().all(|s| !s.is_empty() && s.busiest_forward() == 1.5 && s.busiest_backward() == 1.0)
             );
             assert_eq!(stretches[0].load(), [1.5, 0.5]);
-            assert_eq!(stretches[0].kept(), [0.5, 0.5]);
+            assert_eq!(stretches[0].quotas(), [0.5, 0.5]);
         }
     }
 

@@ -114,7 +114,7 @@ fn both_runs(options: &Options) -> Result<u8, Failure> {
         result = run::train(&mut run, options, &corpus, goal, &mut sinks, &stop);
         runs.push(run);
     }
-    let complete = runs.len() == plans.len() && runs.iter().all(|r| r.steps >= options.steps);
+    let complete = runs.len() == plans.len() && runs.iter().all(|r| r.ended);
     write_results(&Report { options, corpus: &corpus, device: &device, runs: &runs, complete }, sinks)?;
     result?;
     Ok(if complete { 0 } else { INTERRUPTED })

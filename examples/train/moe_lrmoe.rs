@@ -82,7 +82,7 @@ impl MoeBlock for LrmoeBlock {
             eta: scores.map(|s| s.eta),
             ess: scores.map(|s| s.effective_sample_size),
             max_weight: scores.map(|s| s.max_pair_weight),
-            nan_seen: scores.map(|s| s.nan_seen),
+            nan_seen: Some(gradients.stats.nan_seen),
             aux_loss: self.stats.aux_loss,
             counts: gradients.stats.counts,
             quotas: gradients.stats.quotas,

@@ -64,7 +64,7 @@ fn draw_layer(column: &Area<'_>, runs: &[Run], layer: usize) -> Drawn {
     let (top, rest) = column.split_vertically(MAP);
     let (middle, bottom) = rest.split_vertically(MAP);
     heat_map(&top, &run.loads, layer, &format!("Layer {layer}: routed pairs"), Stretch::load)?;
-    heat_map(&middle, &run.loads, layer, &format!("Layer {layer}: back-propagated pairs"), Stretch::kept)?;
+    heat_map(&middle, &run.loads, layer, &format!("Layer {layer}: quotas of the backward pass"), Stretch::quotas)?;
     let mut lines = vec![
         (&run.loads, Stretch::busiest_forward as fn(&Stretch) -> f64, RUN_COLORS[runs.len().min(2) - 1]),
         (&run.loads, Stretch::busiest_backward, BACKWARD),

@@ -84,8 +84,18 @@ impl Report<'_> {
     /// The table, and beneath it one sentence for each run that did not reach the target.
     pub(crate) fn to_table(&self) -> String {
         let target = self.target_loss();
-        let head =
-            ["run", "select", "retain", "steps*", "MoE s* (fwd + bwd)", "MoE s", "backward pairs", "peak", "val loss"];
+        let head = [
+            "run",
+            "select",
+            "retain",
+            "steps*",
+            "MoE s* (fwd + bwd)",
+            "steps",
+            "MoE s",
+            "backward pairs",
+            "peak",
+            "val loss",
+        ];
         let mut rows = vec![head.map(String::from)];
         let mut notes = String::new();
         for run in self.runs {
@@ -98,6 +108,7 @@ impl Report<'_> {
                 run.retain.to_string(),
                 reached.map_or("not reached".into(), |p| p.step.to_string()),
                 to_target.unwrap_or("-".into()),
+                run.steps.to_string(),
                 format!("{:.1}", run.moe.forward + run.moe.backward),
                 share(run.backward_pairs, run.routed_pairs),
                 run.peak.map_or("-".into(), |peak| mebibytes(peak.peak_total())),
@@ -121,7 +132,7 @@ impl Report<'_> {
 }
 
 /// Left-aligned first column, right-aligned others.
-fn align(rows: &[[String; 9]]) -> String {
+fn align(rows: &[[String; 10]]) -> String {
     let width = |i: usize| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for row in rows {

@@ -48,6 +48,8 @@ pub(crate) struct Run {
     pub(crate) retain: Retain,
     /// Steps done.
     pub(crate) steps: u64,
+    /// Whether it came to its own end.
+    pub(crate) ended: bool,
     pub(crate) curve: Vec<CurvePoint>,
     pub(crate) moe: MoeSeconds,
     pub(crate) routed_pairs: u64,
@@ -61,8 +63,8 @@ impl Run {
     pub(crate) fn new(policy: &'static str, select: Select, retain: Retain, options: &Options) -> Self {
         let loads = LoadHistory::new(options.steps, options.layers);
         let (moe, peak) = (MoeSeconds::default(), None);
-        let (curve, steps, routed_pairs, backward_pairs) = (Vec::new(), 0, 0, 0);
-        Self { policy, select, retain, steps, curve, moe, routed_pairs, backward_pairs, peak, loads }
+        let (curve, steps, ended, routed_pairs, backward_pairs) = (Vec::new(), 0, false, 0, 0);
+        Self { policy, select, retain, steps, ended, curve, moe, routed_pairs, backward_pairs, peak, loads }
     }
 
     /// The first validation at or below `target`.
@@ -113,6 +115,7 @@ pub(crate) fn train(
     while result.is_ok() && !stopped() {
         let short = goal.is_some_and(|goal| run.reached(goal).is_none());
         if run.steps >= if short { last_step(options.steps) } else { options.steps } {
+            run.ended = true;
             break;
         }
         result = step(run, &model, &mut optimizer, options, corpus).and_then(|mut line| {

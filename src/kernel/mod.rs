@@ -13,7 +13,7 @@
 pub const NONE: u32 = u32::MAX;
 
 /// Bins of the score histogram in [`Demand`].
-pub const DEMAND_BINS: usize = 64;
+pub const DEMAND_BINS: usize = crate::plan::demand::BINS;
 
 /// Columns of [`Demand::sums`], in units of the expert's mean score and its square: sum of finite scores, sum of their
 /// squares, sum of the top bin.

@@ -25,7 +25,8 @@ pub enum SelectRule {
     TopQ,
     /// Priority sampling: highest `score / u`, weight `max(1, tau / score)`.
     Unbiased,
-    /// The highest `certain * quota` scores with weight 1, priority sampling for the rest.
+    /// The highest `certain * quota` scores with weight 1, priority sampling for the rest: at least two slots of it, for with
+    /// one the variance is infinite, unless `certain` is 1.
     Mixed {
         /// Fraction of the quota, 0 to 1.
         certain: f32,

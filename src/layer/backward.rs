@@ -19,7 +19,8 @@ impl<B: Backend> MoeLayer<B> {
     /// Gradients of the retained pairs for the upstream gradient `dy [T, H]`. Weight gradients are added to what is there
     /// since [`MoeLayer::zero_grad`]; router losses are those of this call alone.
     ///
-    /// `saved` is not consumed: a second call gives the same gradients again.
+    /// `saved` is not consumed: a second call gives the same `dx` and `d_logits`, and adds the same weight gradients again.
+    /// Each call also takes its demand into the smoothed demand that later plans start from.
     ///
     /// # Errors
     /// [`Error::State`] where `saved` belongs to another layer or to weights that have changed since,
@@ -53,7 +54,8 @@ impl<B: Backend> MoeLayer<B> {
         let (arena, sizes) = (self.arena(), self.sizes(saved.x.rows()));
         check_tensor("dy", dy, (sizes.tokens, sizes.hidden), FLOATS)?;
 
-        // One recording: every allocation is made before anything runs, so a refused one leaves all gradients as they were.
+        // One recording: every allocation is made before anything runs, so a refused one leaves all gradients as they were. The
+        // price is that the scratch of all stages is live at once.
         let mut rec = Recording::new();
         let (scored, kept) = self.select(&mut rec, saved, dy)?;
         let bank = self.expert_backward(&mut rec, saved, dy, &kept)?;
@@ -76,7 +78,7 @@ impl<B: Backend> MoeLayer<B> {
         let d_logits = self.router_backward(&mut rec, saved, d_weights, &dx, terms)?;
         self.shared_backward(&mut rec, saved, dy, &dx)?;
         let d_ab_norm = match self.options.metric {
-            Metric::Full => Some(kappa::norms(&mut rec, arena, &kept, &bank.d_ab)?),
+            Metric::Full if scored.is_some() => Some(kappa::norms(&mut rec, arena, &kept, &bank.d_ab)?),
             _ => None,
         };
         self.backend.submit(&rec)?;

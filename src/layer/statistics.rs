@@ -18,6 +18,9 @@ pub struct Statistics {
     pub quotas: Vec<u32>,
     /// `[E]`: pairs back-propagated.
     pub retained: Vec<u32>,
+    /// Whether a NaN or infinity reached the routed experts, with x, dy or their weights. Pairs whose score shows it are
+    /// retained first, within the quota.
+    pub nan_seen: bool,
     /// Figures of the selection; `None` under [`crate::Selection::All`], which scores nothing.
     pub scores: Option<ScoreStatistics>,
 }
@@ -29,7 +32,8 @@ pub struct ScoreStatistics {
     pub eligible: Vec<u32>,
     /// Share of the summed finite score that was retained, 0 to 1; 1 where there was nothing to retain.
     pub kept_score_mass: f64,
-    /// Added noise `sum_e V_e / sum_p m_p^2`, see [`crate::plan`]: the batch acts as if 1 + eta times smaller.
+    /// Added noise `sum_e V_e / sum_p m_p^2` of priority sampling at these retained counts, see [`crate::plan`]: the batch acts
+    /// as if 1 + eta times smaller. For [`crate::Selection::TopQ`], whose error is a bias, it only describes the quotas.
     pub eta: f64,
     /// `(sum w)^2 / sum w^2` over retained pairs.
     pub effective_sample_size: f64,
@@ -37,8 +41,6 @@ pub struct ScoreStatistics {
     pub max_pair_weight: f64,
     /// Share of the summed score estimate that the weight cap removed.
     pub cap_removed: f64,
-    /// Whether a NaN or infinity came in with x, the weights or dy. Pairs whose score shows it are always retained.
-    pub nan_seen: bool,
 }
 
 impl Statistics {
@@ -107,25 +109,27 @@ impl<B: Backend> MoeLayer<B> {
         let (counts, quotas) = (saved.plan.counts.clone(), saved.plan.quotas.clone());
         let offsets = self.backend.read_blocking(&kept.rows.offsets)?.into_u32()?;
         let retained: Vec<u32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        // What comes in with W_down shows behind the scores, in the gradients of the combine weights.
+        let mut nan_seen = !self.read_sum_squares(finite)?.is_finite();
         let scores = match scored {
             Some(scored) => {
-                let mut scores = self.score_statistics(&counts, &retained, scored, kept)?;
-                // What comes in with W_down shows behind the scores, in the gradients of the combine weights.
-                scores.nan_seen |= !self.read_sum_squares(finite)?.is_finite();
+                let (scores, infinite) = self.score_statistics(&counts, &retained, scored, kept)?;
+                nan_seen |= infinite;
                 Some(scores)
             }
             None => None,
         };
-        Ok(Statistics { counts, quotas, retained, scores })
+        Ok(Statistics { counts, quotas, retained, nan_seen, scores })
     }
 
+    /// The figures, and whether a score was infinite.
     fn score_statistics(
         &mut self,
         load: &[u32],
         retained: &[u32],
         scored: &Scored<B::Buffer>,
         kept: &Kept<B::Buffer>,
-    ) -> Result<ScoreStatistics> {
+    ) -> Result<(ScoreStatistics, bool)> {
         let f64s = |buffer: &B::Buffer| -> Result<Vec<f64>> {
             Ok(self.backend.read_blocking(buffer)?.into_f32()?.into_iter().map(f64::from).collect())
         };
@@ -139,7 +143,7 @@ impl<B: Backend> MoeLayer<B> {
         let eligible: Vec<u32> = counts.iter().step_by(DEMAND_COUNTS).copied().collect();
         let infinite: Vec<f64> = counts.iter().skip(1).step_by(DEMAND_COUNTS).copied().map(f64::from).collect();
         let total = relative.iter().zip(&mean).map(|(r, m)| r * m).sum::<f64>();
-        let nan_seen = infinite.iter().any(|&n| n > 0.0);
+        let any_infinite = infinite.iter().any(|&n| n > 0.0);
         let demand = Demand::try_from(DemandParts {
             load: load.iter().copied().map(f64::from).collect(),
             infinite,
@@ -164,7 +168,6 @@ impl<B: Backend> MoeLayer<B> {
                     effective_sample_size: if squares > 0.0 { weights * weights / squares } else { 0.0 },
                     max_pair_weight: column(&stats, SELECT_STATS, 3).into_iter().fold(1.0, f64::max),
                     cap_removed: if total > 0.0 { scaled(4) / total } else { 0.0 },
-                    nan_seen,
                 }
             }
             None => ScoreStatistics {
@@ -174,13 +177,12 @@ impl<B: Backend> MoeLayer<B> {
                 effective_sample_size: retained.iter().copied().map(f64::from).sum(),
                 max_pair_weight: 1.0,
                 cap_removed: 0.0,
-                nan_seen,
             },
         };
         self.demand = Some(match self.demand.take() {
             Some(previous) => Demand::smooth(&previous, &demand, self.options.plan.smoothing)?,
             None => demand,
         });
-        Ok(statistics)
+        Ok((statistics, any_infinite))
     }
 }

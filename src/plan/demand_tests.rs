@@ -242,7 +242,8 @@ fn numbers_that_planning_cannot_square_are_refused() {
         change(&mut parts, value);
         Demand::try_from(parts)
     };
-    let changes: [(&str, fn(&mut DemandParts, f64)); 6] = [
+    type Change = fn(&mut DemandParts, f64);
+    let changes: [(&str, Change); 6] = [
         ("load", |p, v| p.load[1] = v),
         ("infinite", |p, v| p.infinite[1] = v),
         ("score_sum", |p, v| p.score_sum[1] = v),

@@ -161,7 +161,10 @@ fn select(p: &Pick) -> Case {
         let certain = match p.rule {
             SelectRule::TopQ => quota,
             SelectRule::Unbiased => 0,
-            SelectRule::Mixed { certain } => (f64::from(certain) * quota as f64).floor() as usize,
+            SelectRule::Mixed { certain } if certain < 1.0 && quota < eligible.len() => {
+                ((f64::from(certain) * quota as f64).floor() as usize).min(quota.saturating_sub(2))
+            }
+            SelectRule::Mixed { .. } => quota,
         };
         let (sure, rest) = take_highest(&eligible, certain, |c| c.score);
         let key = |c: &Candidate| priority(c.score, STREAM.uniform(e as u32, c.token_id));

@@ -99,6 +99,7 @@ fn one<B: Backend>(
 
 /// The reported figures of the selection, from scores and retained pairs.
 fn statistics(compare: &mut Comparison, what: &str, stats: &lrmoe::Statistics, kept: &[(usize, f64)], scores: &[f64]) {
+    compare.holds(&format!("{what}: no NaN seen"), !stats.nan_seen);
     let Some(stats) = &stats.scores else { return };
     let sum = |f: &dyn Fn(f64) -> f64| kept.iter().map(|&(_, w)| f(w)).sum::<f64>();
     let mass = kept.iter().map(|&(p, _)| scores[p]).sum::<f64>() / scores.iter().sum::<f64>();
@@ -107,7 +108,6 @@ fn statistics(compare: &mut Comparison, what: &str, stats: &lrmoe::Statistics, k
     let sample_size = sum(&|w| w).powi(2) / sum(&|w| w * w);
     compare.number(&format!("{what}: effective sample size"), stats.effective_sample_size, sample_size, 1e-5);
     compare.number(&format!("{what}: largest pair weight"), stats.max_pair_weight, largest, 1e-6);
-    compare.holds(&format!("{what}: no NaN seen"), !stats.nan_seen);
     let eligible: u32 = stats.eligible.iter().sum();
     compare.equal(&format!("{what}: eligible"), &[eligible as usize], &[scores.iter().filter(|&&m| m > 0.0).count()]);
 }

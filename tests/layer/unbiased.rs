@@ -18,7 +18,7 @@ const ROUNDING: f64 = 1e-5;
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     let mut trials = Vec::new();
-    for select in [Selection::Unbiased, Selection::Mixed { certain: 0.5 }] {
+    for select in [Selection::Unbiased, Selection::Mixed { certain: 0.5 }, Selection::Mixed { certain: 0.9 }] {
         trials.push(trial(device, format!("unbiased::pair_weights::{select}"), move |d| pair_weights(d, select)));
         for router in [RouterGradient::Estimated, RouterGradient::Exact] {
             let name = format!("unbiased::mean_gradients::{select}::{router:?}").to_lowercase();

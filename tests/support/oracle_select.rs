@@ -147,7 +147,7 @@ pub fn select(
         let certain = match mode {
             Mode::All | Mode::TopQ => quota,
             Mode::Unbiased => 0,
-            Mode::Mixed { certain } => (certain * quota as f64).floor() as usize,
+            Mode::Mixed { certain } => ((certain * quota as f64).floor() as usize).min(quota.saturating_sub(2)),
         };
         let (kept, rest) = take_highest(&own, certain, |c| c.score);
         selection.retained.extend(kept.iter().map(|c| (c.pair, 1.0)));

@@ -92,7 +92,11 @@ impl Pool {
             }
             None => {
                 let reservation = self.reserve(category, name, bytes, used)?;
-                (HostData::zeros(name, dtype, capacity)?, reservation)
+                let data = match HostData::zeros(name, dtype, capacity) {
+                    Err(Error::SystemMemory { .. }) if self.give_up_idle() => HostData::zeros(name, dtype, capacity),
+                    data => data,
+                };
+                (data?, reservation)
             }
         };
         if self.poison {

@@ -240,7 +240,12 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
             let certain = match args.rule {
                 SelectRule::TopQ => quota,
                 SelectRule::Unbiased => 0,
-                SelectRule::Mixed { certain } => (f64::from(certain.clamp(0.0, 1.0)) * quota as f64).floor() as usize,
+                SelectRule::Mixed { certain } if certain < 1.0 && quota < candidates.len() => {
+                    // Two sampled slots at least: with one the variance is infinite.
+                    let certain = (f64::from(certain.max(0.0)) * quota as f64).floor() as usize;
+                    certain.min(quota.saturating_sub(2))
+                }
+                SelectRule::Mixed { .. } => quota,
             };
             if certain > 0 {
                 partition(&mut candidates, certain);
@@ -318,6 +323,17 @@ mod tests {
     fn means_of_any_number_of_values_do_not_overflow() {
         for count in [1, (1 << 24) - 1, 1 << 24, (1 << 24) + 1, 3 << 24] {
             assert_eq!(mean(std::iter::repeat_n(1.5, count)), 1.5, "{count} values");
+        }
+    }
+
+    #[test]
+    fn bins_are_those_of_the_planner() {
+        for octave in -30..30 {
+            for step in 0..1000 {
+                // Between the edges, which the two hold in different precision.
+                let ratio = (1.0 + (step as f32 + 0.5) / 1000.0) * (octave as f32).exp2();
+                assert_eq!(super::bin(ratio), crate::plan::demand::bin(f64::from(ratio)), "{ratio}");
+            }
         }
     }
 }
