@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1", value_parser = unit_interval)]
     pub(crate) alpha: f64,
     /// Training steps of each run; one that has not reached the target by then goes on for up to a quarter more
-    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, default_value_t = 160, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) steps: u64,
     /// Validation loss (nats a byte) to time the runs to [default: the plain run's at 95 % of its steps]
     #[arg(long, value_name = "LOSS", value_parser = positive)]
@@ -52,7 +52,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 2, value_parser = size::<1, 64>)]
     pub(crate) layers: usize,
     /// Sequences of 128 bytes a step
-    #[arg(long, default_value_t = 12, value_parser = size::<1, 4096>)]
+    #[arg(long, default_value_t = 24, value_parser = size::<1, 4096>)]
     pub(crate) batch: usize,
     /// Seed of the initial weights, the data order and the selection of pairs
     #[arg(long, default_value_t = 1)]
