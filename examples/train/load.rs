@@ -96,9 +96,7 @@ impl LoadHistory {
 
 /// Largest over mean; 1 where there is nothing.
 pub(crate) fn busiest(pairs: &[u32]) -> f64 {
-    let total = pairs.iter().map(|n| f64::from(*n)).sum::<f64>();
-    let max = pairs.iter().copied().max().map_or(0.0, f64::from);
-    if total > 0.0 { max * pairs.len() as f64 / total } else { 1.0 }
+    lrmoe::Statistics::max_over_mean(pairs).unwrap_or(1.0)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ impl LrmoeBlock {
         let weights = MoeWeights { router: None, ..MoeWeights::init(&config, seed, std_dev)? };
         let retention = match spec.retain {
             Retain::Fraction(fraction) => Retention::Fraction(fraction),
-            Retain::Noise(theta) => format!("noise:{theta}").parse()?,
+            Retain::Noise(theta) => Retention::noise(theta),
         };
         let select = match spec.select {
             Select::All => Selection::All,
