@@ -99,7 +99,7 @@ impl<B: Backend> MoeLayer<B> {
     ) -> Result<(Tensor<B>, SavedForward<B>)> {
         let begun = self.route(x, logits, context, self.options.tracks_losses())?;
         let plan = self.plan(&begun.routed)?;
-        let terms = self.terms(&begun.routed, begun.tokens.valid.count)?;
+        let terms = self.terms(&begun.routed, &plan.counts, begun.tokens.valid.count)?;
         let exact = self.options.router_gradient == RouterGradient::Exact;
         let keep = Keep {
             ab: self.options.activations == Activations::Stash,
@@ -212,13 +212,12 @@ impl<B: Backend> MoeLayer<B> {
         }
     }
 
-    fn terms(&self, routed: &Routed<B::Buffer>, tokens: usize) -> Result<Option<RouterTerms>> {
+    fn terms(&self, routed: &Routed<B::Buffer>, counts: &[u32], tokens: usize) -> Result<Option<RouterTerms>> {
         let Some(sums) = &routed.loss_sums else { return Ok(None) };
         let sums = self.backend.read_blocking(sums)?.into_f32()?;
-        let counts = self.backend.read_blocking(&routed.counts)?.into_u32()?;
         let (probability, z) = sums.split_at(self.config.num_experts);
         Ok(Some(RouterTerms {
-            counts: counts.into_iter().map(u64::from).collect(),
+            counts: counts.iter().copied().map(u64::from).collect(),
             probability: probability.iter().copied().map(f64::from).collect(),
             z: f64::from(z[0]),
             tokens: tokens as u64,

@@ -139,15 +139,16 @@ impl<B: Backend> MoeLayer<B> {
         let column = |values: &[f64], width: usize, column: usize| -> Vec<f64> {
             values.iter().skip(column).step_by(width).copied().collect()
         };
-        let relative = column(&sums, DEMAND_SUMS, 0);
+        let score_sum: Vec<f64> =
+            column(&sums, DEMAND_SUMS, 0).iter().zip(&mean).map(|(sum, mean)| sum * mean).collect();
         let eligible: Vec<u32> = counts.iter().step_by(DEMAND_COUNTS).copied().collect();
         let infinite: Vec<f64> = counts.iter().skip(1).step_by(DEMAND_COUNTS).copied().map(f64::from).collect();
-        let total = relative.iter().zip(&mean).map(|(r, m)| r * m).sum::<f64>();
+        let total = score_sum.iter().sum::<f64>();
         let any_infinite = infinite.iter().any(|&n| n > 0.0);
         let demand = Demand::try_from(DemandParts {
             load: load.iter().copied().map(f64::from).collect(),
             infinite,
-            score_sum: relative.iter().zip(&mean).map(|(r, m)| r * m).collect(),
+            score_sum,
             reference: mean.clone(),
             histogram: histogram.into_iter().map(f64::from).collect(),
             top_sum: column(&sums, DEMAND_SUMS, 2),
