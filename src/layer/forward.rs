@@ -11,7 +11,7 @@ use crate::memory::Category;
 use crate::op::expert::{self, Activated, Sum, combine};
 use crate::op::router::{self, Linear, Routed};
 use crate::op::{Arena, Rows};
-use crate::plan::{Plan, PlanOptions, Retention, plan_one_rank};
+use crate::plan::{PlanOptions, Retention, RetentionPlan, plan_one_rank};
 use crate::rng::{PairKey, PairStream};
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Recording, Result};
@@ -201,7 +201,7 @@ impl<B: Backend> MoeLayer<B> {
     }
 
     /// Quotas from this call's counts and the demand of the steps before.
-    fn plan(&self, routed: &Routed<B::Buffer>) -> Result<Plan> {
+    fn plan(&self, routed: &Routed<B::Buffer>) -> Result<RetentionPlan> {
         let counts = self.backend.read_blocking(&routed.counts)?.into_u32()?;
         match self.options.select {
             Selection::All => {

@@ -12,7 +12,9 @@ mod statistics;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use options::{Activations, ForwardContext, LayerOptions, Part, RouterGradient, Selection, Trainable};
+pub use options::{ForwardContext, LayerOptions, Part, Selection, Trainable};
+
+pub use crate::plan::{Activations, RouterGradient};
 pub use params::ParamId;
 pub(crate) use params::Params;
 pub use saved::{Gradients, Routing, SavedForward};

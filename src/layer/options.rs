@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use crate::kernel::{Metric, SelectRule};
-use crate::plan::PlanOptions;
+use crate::plan::{Activations, PlanOptions, RouterGradient};
 use crate::{Error, Result};
 
 /// Which pairs are back-propagated, ALGORITHM section 3.2.
@@ -76,28 +76,6 @@ impl std::fmt::Display for Selection {
             Self::Mixed { certain } => write!(f, "mixed:{certain}"),
         }
     }
-}
-
-/// What forward keeps of a pair's activations for backward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activations {
-    /// a and b of every pair: `2 I` f32 values a pair.
-    #[default]
-    Stash,
-    /// Only `||h||`; a and b of retained pairs are computed again, at 2/3 of a forward each.
-    Recompute,
-}
-
-/// How the router's gradient is found for pairs that are not retained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RouterGradient {
-    /// Unbiased estimate with the token's mean output as baseline, ALGORITHM section 3.7.
-    #[default]
-    Estimated,
-    /// Exact: expert outputs of every pair are kept, `k H` f32 values a token.
-    Exact,
 }
 
 /// Parts of a layer that are trained together, or frozen.

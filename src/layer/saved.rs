@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::losses::RouterTerms;
 use crate::op::Rows;
 use crate::op::router::Routed;
-use crate::plan::Plan;
+use crate::plan::RetentionPlan;
 use crate::rng::PairStream;
 use crate::tensor::Tensor;
 
@@ -46,7 +46,7 @@ pub struct SavedForward<B: Backend> {
     pub(crate) first_token: u64,
     pub(crate) stream: PairStream,
     pub(crate) routed: Routed<B::Buffer>,
-    pub(crate) plan: Plan,
+    pub(crate) plan: RetentionPlan,
     pub(crate) terms: Option<RouterTerms>,
     pub(crate) h_norm: B::Buffer,
     /// `[E]`: what [`crate::kernel::Metric::Full`] scores with; the layer's own moves on with every backward.
@@ -75,7 +75,7 @@ impl<B: Backend> SavedForward<B> {
     }
 
     /// The plan that backward will carry out.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &RetentionPlan {
         &self.plan
     }
 

@@ -1,7 +1,7 @@
-//! Planning: routing counts in, [`Plan`] out. Pure arithmetic, usable alone; no device, no I/O.
+//! Planning: routing counts in, plans out. Pure arithmetic, usable alone; no device, no I/O.
 //!
 //! A plan is a pure function of its inputs and comes out bit-identical on every machine: integers, IEEE 754
-//! `+ - * /` and square roots only. Ranks compare [`Plan::hash`] instead of exchanging plans.
+//! `+ - * /` and square roots only. Ranks compare [`RetentionPlan::hash`] instead of exchanging plans.
 //!
 //! ```
 //! use lrmoe::plan::{PlanOptions, plan_one_rank};
@@ -12,232 +12,29 @@
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 
+pub mod cluster;
+mod counts;
 mod curve;
 pub mod demand;
+mod flow;
+mod mode;
+mod options;
+mod placement;
+pub mod policy;
 pub mod quota;
+mod retained;
 mod retention;
+pub mod route;
+mod setup;
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
+pub use cluster::ClusterSpec;
+pub use counts::Counts;
 pub use demand::{Demand, DemandParts};
+pub use mode::{Activations, Ownership, RouterGradient};
+pub use options::PlanOptions;
+pub use placement::Placement;
+pub use policy::{Decision, Input, Policy};
 pub use quota::{Limit, QuotaOptions, Quotas};
+pub use retained::{RetentionPlan, plan_one_rank};
 pub use retention::Retention;
-
-use crate::{Error, Result};
-
-/// What a plan is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PlanOptions {
-    /// How many pairs to retain.
-    pub retention: Retention,
-    /// See [`QuotaOptions::alpha`].
-    pub alpha: f64,
-    /// See [`QuotaOptions::q_min`].
-    pub q_min: u32,
-    /// Weight of the previous demand in [`Demand::smooth`], in [0, 1). Planning itself takes demand as it is given.
-    pub smoothing: f64,
-}
-
-impl Default for PlanOptions {
-    fn default() -> Self {
-        let QuotaOptions { alpha, q_min } = QuotaOptions::default();
-        Self { retention: Retention::Fraction(0.5), alpha, q_min, smoothing: 0.5 }
-    }
-}
-
-impl PlanOptions {
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for the first field out of range.
-    pub fn validate(&self) -> Result<()> {
-        self.retention.validate()?;
-        self.quota_options().validate()?;
-        demand::check_smoothing(self.smoothing)
-    }
-
-    /// The part that the quotas depend on.
-    #[must_use]
-    pub const fn quota_options(&self) -> QuotaOptions {
-        QuotaOptions { alpha: self.alpha, q_min: self.q_min }
-    }
-}
-
-/// What one layer retains in one step: saved with the forward pass and read by its backward pass.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "PlanData")]
-#[non_exhaustive]
-pub struct Plan {
-    /// `[E]` pairs routed to each expert.
-    pub counts: Vec<u32>,
-    /// `[E]` pairs to retain, at most the counts.
-    pub quotas: Vec<u32>,
-    /// The sum of quotas that was asked for; that of `quotas` unless a limit binds.
-    pub requested: u64,
-    /// What was asked for.
-    pub retention: Retention,
-    /// Limits that kept the quotas from it.
-    pub limits: Vec<Limit>,
-    /// Predicted noise of the selection; see [`quota::eta`].
-    pub predicted_eta: f64,
-}
-
-/// A plan as it stands in a file, before it is checked.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlanData {
-    counts: Vec<u32>,
-    quotas: Vec<u32>,
-    requested: u64,
-    retention: Retention,
-    limits: Vec<Limit>,
-    predicted_eta: f64,
-}
-
-impl TryFrom<PlanData> for Plan {
-    type Error = Error;
-
-    fn try_from(data: PlanData) -> Result<Self> {
-        let PlanData { counts, quotas, requested, retention, limits, predicted_eta } = data;
-        check_counts(&counts)?;
-        if quotas.len() != counts.len() {
-            return Err(Error::shape("plan.quotas", quotas.len(), format!("{} experts", counts.len())));
-        }
-        if let Some(e) = (0..counts.len()).find(|&e| quotas[e] > counts[e]) {
-            return Err(Error::argument(format!("plan.quotas[{e}]"), quotas[e], format!("at most {}", counts[e])));
-        }
-        let retained = quota::total(&quotas);
-        if retained < requested || (retained > requested && !limits.contains(&Limit::Floor)) {
-            let allowed = format!("the sum of quotas {retained}, unless the floor limit binds");
-            return Err(Error::argument("plan.requested", requested, allowed));
-        }
-        if !predicted_eta.is_finite() || predicted_eta < 0.0 {
-            return Err(Error::argument("plan.predicted_eta", predicted_eta, "a finite number >= 0"));
-        }
-        Ok(Self { counts, quotas, requested, retention, limits, predicted_eta })
-    }
-}
-
-/// Plans one layer on one rank: the quotas, from this step's counts and the demand of earlier steps.
-///
-/// Without demand (the first step) all scores are taken as equal. A retention of 1 keeps everything; one of 0, or any
-/// below the floors, keeps the floors and says so in [`Plan::limits`].
-///
-/// # Errors
-/// [`Error::Argument`] for options out of range or no experts, [`Error::Shape`] where `demand` has another number of experts,
-/// [`Error::Overflow`] where the pairs pass 2^53.
-pub fn plan_one_rank(counts: &[u32], demand: Option<&Demand>, options: &PlanOptions) -> Result<Plan> {
-    options.validate()?;
-    check_counts(counts)?;
-    let uniform;
-    let demand = match demand {
-        Some(demand) => demand,
-        None => {
-            uniform = Demand::uniform(counts);
-            &uniform
-        }
-    };
-    let pairs = quota::total(counts);
-    // Exact: check_counts keeps the number of pairs within the integers of f64, and a fraction is at most 1.
-    let part = |fraction: f64| ((fraction * pairs as f64).round() as u64).min(pairs);
-    let quota_options = options.quota_options();
-    let quotas = match options.retention {
-        Retention::Fraction(fraction) => quota::quotas(counts, demand, &quota_options, part(fraction))?,
-        Retention::Noise { theta, min_fraction, max_fraction } => {
-            quota::quotas_for_noise(counts, demand, &quota_options, theta, part(min_fraction)..=part(max_fraction))?
-        }
-    };
-    Ok(Plan {
-        counts: counts.to_vec(),
-        quotas: quotas.q,
-        requested: quotas.requested,
-        retention: options.retention,
-        limits: quotas.limits,
-        predicted_eta: quotas.eta,
-    })
-}
-
-fn check_counts(counts: &[u32]) -> Result<()> {
-    if counts.is_empty() {
-        return Err(Error::argument("counts", "empty", "one count for each expert, at least one"));
-    }
-    let pairs = quota::total(counts);
-    if pairs > 1 << 53 {
-        return Err(Error::Overflow { what: "number of pairs".into(), detail: format!("{pairs} is above 2^53") });
-    }
-    Ok(())
-}
-
-impl Plan {
-    /// Pairs routed, over all experts.
-    #[must_use]
-    pub fn pairs(&self) -> u64 {
-        quota::total(&self.counts)
-    }
-
-    /// Pairs to retain, over all experts.
-    #[must_use]
-    pub fn retained(&self) -> u64 {
-        quota::total(&self.quotas)
-    }
-
-    /// Whether every pair of every expert is retained, so that the backward pass is the plain one.
-    #[must_use]
-    pub fn keeps_everything(&self) -> bool {
-        self.quotas == self.counts
-    }
-
-    /// Hash of what the plan makes ranks do: counts, quotas, requested sum and limits, not the prediction.
-    ///
-    /// FNV-1a, 64 bits, over little-endian words: version (1), E, counts, quotas, requested (low, high), number of limits, their codes.
-    /// It is the same on every machine, and stays so between versions of this crate unless the version word changes.
-    #[must_use]
-    pub fn hash(&self) -> u64 {
-        let requested = [self.requested as u32, (self.requested >> 32) as u32];
-        [1, self.counts.len() as u32]
-            .into_iter()
-            .chain(self.counts.iter().copied())
-            .chain(self.quotas.iter().copied())
-            .chain(requested)
-            .chain([self.limits.len() as u32])
-            .chain(self.limits.iter().map(|limit| limit.code()))
-            .flat_map(u32::to_le_bytes)
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
-    }
-}
-
-impl fmt::Display for Plan {
-    /// One line of totals, then counts and quotas in rows of eight experts.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const PER_ROW: usize = 8;
-        let (pairs, retained) = (self.pairs(), self.retained());
-        let kept = if pairs > 0 { 100.0 * retained as f64 / pairs as f64 } else { 100.0 };
-        let limits: Vec<&str> = self.limits.iter().map(|limit| limit.name()).collect();
-        let limits = if limits.is_empty() { "none".to_owned() } else { limits.join(", ") };
-        write!(
-            f,
-            "{} experts, {retained} of {pairs} pairs retained ({kept:.1} %, asked {}), eta {:.3}, limits: {limits}",
-            self.counts.len(),
-            self.retention,
-            self.predicted_eta,
-        )?;
-        let rows = self.counts.chunks(PER_ROW).zip(self.quotas.chunks(PER_ROW));
-        for (row, (counts, quotas)) in rows.enumerate() {
-            let first = row * PER_ROW;
-            write!(f, "\nexpert ")?;
-            (first..first + counts.len()).try_for_each(|e| write!(f, "{e:>9}"))?;
-            write!(f, "\npairs  ")?;
-            counts.iter().try_for_each(|n| write!(f, "{n:>9}"))?;
-            write!(f, "\nquota  ")?;
-            quotas.iter().try_for_each(|q| write!(f, "{q:>9}"))?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-#[path = "plan_tests.rs"]
-mod tests;
+pub use setup::Setup;

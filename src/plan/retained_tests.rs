@@ -91,7 +91,7 @@ fn refuses_bad_options_and_shapes() {
     assert!(matches!(plan_one_rank(&[4, 6], Some(&demand), &fraction(0.5)), Err(Error::Shape { .. })));
 }
 
-fn skewed() -> Plan {
+fn skewed() -> RetentionPlan {
     let counts: Vec<u32> = (0..20).map(|e| 1000 / (e + 1) % 487).collect();
     let scores: Vec<f32> = (0..20).flat_map(|e| (0..40).map(move |i| ((e * 7 + i * i) % 31) as f32)).collect();
     let offsets: Vec<u32> = (0..=20).map(|e| 40 * e).collect();
@@ -104,7 +104,7 @@ fn skewed() -> Plan {
 fn hash_is_stable_and_sees_every_integer() {
     let plan = skewed();
     assert_eq!(plan.hash(), GOLDEN_HASH, "{plan}");
-    let small = Plan {
+    let small = RetentionPlan {
         counts: vec![1],
         quotas: vec![1],
         requested: 1,
@@ -116,7 +116,7 @@ fn hash_is_stable_and_sees_every_integer() {
     let bytes = [1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let expected = bytes.iter().fold(14_695_981_039_346_656_037_u64, |h, b| (h ^ b).wrapping_mul(1_099_511_628_211));
     assert_eq!(small.hash(), expected);
-    let changes: [fn(&mut Plan); 5] = [
+    let changes: [fn(&mut RetentionPlan); 5] = [
         |p| p.counts[3] += 1,
         |p| p.quotas[3] -= 1,
         |p| p.requested += 1 << 32,
@@ -137,8 +137,8 @@ fn hash_is_stable_and_sees_every_integer() {
 fn json_round_trip_and_refusals() {
     let plan = skewed();
     let json = serde_json::to_string(&plan).unwrap();
-    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
-    let changes: [fn(&mut Plan); 5] = [
+    assert_eq!(serde_json::from_str::<RetentionPlan>(&json).unwrap(), plan);
+    let changes: [fn(&mut RetentionPlan); 5] = [
         |p| p.quotas[0] = p.counts[0] + 1,
         |p| p.quotas.truncate(3),
         |p| p.requested -= 1,
@@ -152,7 +152,7 @@ fn json_round_trip_and_refusals() {
         let mut other = plan.clone();
         change(&mut other);
         let json = serde_json::to_string(&other).unwrap();
-        assert!(serde_json::from_str::<Plan>(&json).is_err(), "change {i}");
+        assert!(serde_json::from_str::<RetentionPlan>(&json).is_err(), "change {i}");
     }
     let options: PlanOptions = serde_json::from_str(r#"{"retention": "noise:0.3", "alpha": 0.5}"#).unwrap();
     assert_eq!(options, PlanOptions { retention: Retention::noise(0.3), alpha: 0.5, ..PlanOptions::default() });
