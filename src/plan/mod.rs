@@ -12,11 +12,16 @@
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 
+mod apportion;
+mod canonical;
 pub mod cluster;
+mod cost;
 mod counts;
 mod curve;
 pub mod demand;
+mod evaluate;
 mod flow;
+pub mod memory;
 mod mode;
 mod options;
 mod placement;
@@ -26,15 +31,18 @@ mod retained;
 mod retention;
 pub mod route;
 mod setup;
+mod value;
 
 pub use cluster::ClusterSpec;
+pub use cost::{Predicted, Term};
 pub use counts::Counts;
 pub use demand::{Demand, DemandParts};
 pub use mode::{Activations, Ownership, RouterGradient};
 pub use options::PlanOptions;
 pub use placement::Placement;
-pub use policy::{Decision, Input, Policy};
+pub use policy::{Decision, Input, Lrmoe, Policy};
 pub use quota::{Limit, QuotaOptions, Quotas};
 pub use retained::{RetentionPlan, plan_one_rank};
 pub use retention::Retention;
 pub use setup::Setup;
+pub use value::Plan;

@@ -1,14 +1,21 @@
 //! Policies: rules that turn routing counts into placements, quotas and loads. One trait and one report, so that they are
 //! compared on the same inputs.
 
+mod lrmoe;
+mod search;
+
 use std::fmt;
+
+pub use lrmoe::Lrmoe;
 
 use super::counts::Counts;
 use super::demand::Demand;
+use super::evaluate;
 use super::mode::Activations;
 use super::placement::Placement;
 use super::retained::RetentionPlan;
 use super::setup::Setup;
+use super::value::Plan;
 use crate::Result;
 
 /// What a policy sees of one layer in one step. All ranks gather the same.
@@ -67,4 +74,33 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`crate::Error::Shape`] where input and setup differ in ranks or experts, [`crate::Error::Argument`] for options out of range.
     fn decide(&self, setup: &Setup, input: &Input<'_>) -> Result<Decision>;
+
+    /// The whole plan of one step: the decision with routes, memory and predicted times.
+    ///
+    /// # Errors
+    /// As [`Policy::decide`], and [`crate::Error::Infeasible`] where the decision does not fit the budget.
+    fn plan(&self, setup: &Setup, input: &Input<'_>) -> Result<Plan> {
+        check(setup, input)?;
+        evaluate::settle(setup, input, self.decide(setup, input)?)?.into_plan(self.name())
+    }
+}
+
+/// Checks that setup and input speak of the same ranks and experts.
+///
+/// # Errors
+/// [`crate::Error::Shape`] naming the part that differs.
+pub(crate) fn check(setup: &Setup, input: &Input<'_>) -> Result<()> {
+    let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
+    input.counts.check(ranks, experts)?;
+    let placement = input.placement;
+    if (placement.ranks(), placement.experts()) != (ranks, experts) {
+        let got = format!("{} ranks x {} experts", placement.ranks(), placement.experts());
+        return Err(crate::Error::shape("placement", got, format!("{ranks} ranks x {experts} experts")));
+    }
+    match input.demand {
+        Some(demand) if demand.experts() != experts => {
+            Err(crate::Error::shape("demand", demand.experts(), format!("{experts} experts")))
+        }
+        _ => Ok(()),
+    }
 }

@@ -1,0 +1,444 @@
+//! What a plan costs in time, and how that was reckoned.
+//!
+//! A phase lasts as long as its busiest rank; phases follow each other without overlap. Rates are those of the
+//! [`ClusterSpec`](super::ClusterSpec).
+//!
+//! - **Experts**: `rows` pairs on a rank take `rows * 6 H I` floating-point operations forward and twice that backward
+//!   (`4 H I` more where a and b are computed again), but never less than reading the weights of its experts once a wave
+//!   takes (backward writes their f32 gradient as well, and reads two thirds of them again for a and b). To this come the rows
+//!   that kernels between the GEMMs read and write, and a fixed cost a wave.
+//! - **Gate and shared expert**: by the tokens of the busiest source.
+//! - **Exchange**: a token goes once to every rank that computes a pair of it. Of `n` tokens with `k` pairs each, `N = n k`, a
+//!   rank that computes a share `p` of all pairs is expected to need `n (1 - (1 - p)^k)`. Each rank moves its rows at the
+//!   intra-node rate; the ranks of a node pool their inter-node rates; the slower of the two counts. Forward sends rows and gets
+//!   rows back; backward sends gradients (and tokens again where a and b are computed again) and gets gradients back.
+//! - **Optimizer exchange**: gradients of instances to the owner, weights of the next placement from it, f32 and compute
+//!   type. `Sharded` spreads each expert evenly over all ranks; `Home` moves whole experts, but nothing for a copy at home.
+
+use serde::{Deserialize, Serialize};
+
+use super::cluster::Link;
+use super::mode::{Activations, Ownership};
+use super::placement::Placement;
+use super::route::Traffic;
+use super::setup::Setup;
+use crate::Result;
+
+/// Rounds of all-reduced counters in which the retained pairs are found, ALGORITHM section 3.2.
+const SELECT_ROUNDS: f64 = 4.0;
+/// Counters an expert in each of them.
+const SELECT_COUNTERS: f64 = 256.0;
+
+/// A part of a step's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Term {
+    /// Gate, experts and combination, forward.
+    Forward,
+    /// Score, selection and retained pairs, backward.
+    Backward,
+    /// Token rows between ranks.
+    Exchange,
+    /// Gradients and weights between ranks.
+    OptimizerExchange,
+}
+
+/// Times in seconds and traffic in bytes that a plan foretells for one layer and step.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// Compute of the forward pass on its busiest rank.
+    pub forward_s: f64,
+    /// Compute of the backward pass on its busiest rank.
+    pub backward_s: f64,
+    /// Token rows, there and back, both passes; the counters of selection too.
+    pub exchange_s: f64,
+    /// Gradients to the optimizer and weights from it.
+    pub optimizer_exchange_s: f64,
+    /// Pairs of the busiest rank over the mean, forward; 1 without pairs.
+    pub max_over_mean_forward: f64,
+    /// The same of retained pairs.
+    pub max_over_mean_backward: f64,
+    /// Token bytes between ranks, all ranks together.
+    pub exchange_bytes: f64,
+    /// Part of them between nodes.
+    pub exchange_bytes_inter_node: f64,
+    /// Gradient and weight bytes between ranks, all ranks together.
+    pub optimizer_bytes: f64,
+    /// Part of them between nodes.
+    pub optimizer_bytes_inter_node: f64,
+    /// Waves of the forward pass.
+    pub waves_forward: u64,
+    /// Waves of the backward pass.
+    pub waves_backward: u64,
+}
+
+impl Predicted {
+    /// The whole step of the layer, in seconds.
+    #[must_use]
+    pub fn total_s(&self) -> f64 {
+        self.forward_s + self.backward_s + self.exchange_s + self.optimizer_exchange_s
+    }
+
+    /// All bytes that cross nodes.
+    #[must_use]
+    pub fn bytes_inter_node(&self) -> f64 {
+        self.exchange_bytes_inter_node + self.optimizer_bytes_inter_node
+    }
+
+    /// The largest part of the time; the first of equals.
+    #[must_use]
+    pub fn dominant(&self) -> Term {
+        let terms = [
+            (Term::Forward, self.forward_s),
+            (Term::Backward, self.backward_s),
+            (Term::Exchange, self.exchange_s),
+            (Term::OptimizerExchange, self.optimizer_exchange_s),
+        ];
+        let largest = |best: (Term, f64), next: (Term, f64)| if next.1 > best.1 { next } else { best };
+        terms.into_iter().fold(terms[0], largest).0
+    }
+}
+
+/// Pairs that a placement's instances compute in one pass, by rank.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RankWork {
+    /// `[R]` experts with at least one pair.
+    active: Vec<u32>,
+    /// What crosses ranks and nodes.
+    pub(crate) traffic: Traffic,
+}
+
+impl RankWork {
+    pub(crate) fn new(placement: &Placement, loads: &[u32], traffic: Traffic) -> Self {
+        let mut active = vec![0; placement.ranks()];
+        for (&rank, _) in placement.host_of_instance().iter().zip(loads).filter(|(_, load)| **load > 0) {
+            active[rank as usize] += 1;
+        }
+        Self { active, traffic }
+    }
+
+    /// Pairs of the busiest rank, as a destination or as a source.
+    pub(crate) fn busiest(&self) -> u64 {
+        self.traffic.rows.iter().copied().max().unwrap_or(0)
+    }
+
+    fn max_over_mean(&self) -> f64 {
+        let total: u64 = self.traffic.rows.iter().sum();
+        if total == 0 { 1.0 } else { self.busiest() as f64 * self.traffic.rows.len() as f64 / total as f64 }
+    }
+}
+
+/// One pass of a step, as the model sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub(crate) work: &'a RankWork,
+    pub(crate) waves: u64,
+}
+
+/// Everything that has a price.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Priced<'a> {
+    pub(crate) forward: Pass<'a>,
+    pub(crate) backward: Pass<'a>,
+    /// All routed pairs that forward computes.
+    pub(crate) pairs: u64,
+    /// Tokens of the busiest source.
+    pub(crate) tokens: u64,
+    pub(crate) activations: Activations,
+    /// Whether pairs are selected, which takes rounds of counters.
+    pub(crate) selects: bool,
+    /// Where the experts were, are in this step, and will be.
+    pub(crate) placements: [&'a Placement; 3],
+}
+
+/// The prices of one setup, worked out once.
+#[derive(Debug, Clone)]
+pub(crate) struct CostModel<'a> {
+    setup: &'a Setup,
+    weight_bytes: f64,
+    gradient_bytes: f64,
+    state_bytes: f64,
+    pair_flops: f64,
+    row_bytes: f64,
+    hidden: f64,
+    width: f64,
+}
+
+/// Bytes between ranks and between nodes in one exchange, and its time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moved {
+    seconds: f64,
+    bytes: f64,
+    inter_node: f64,
+}
+
+impl<'a> CostModel<'a> {
+    pub(crate) fn new(setup: &'a Setup) -> Result<Self> {
+        let config = &setup.config;
+        Ok(Self {
+            weight_bytes: setup.weight_bytes()? as f64,
+            gradient_bytes: setup.gradient_bytes()? as f64,
+            state_bytes: (config.expert_parameters()? * setup.state_bytes()) as f64,
+            pair_flops: config.pair_flops()? as f64,
+            row_bytes: (config.hidden_size * setup.dtype.bytes()) as f64,
+            hidden: config.hidden_size as f64,
+            width: config.moe_intermediate_size as f64,
+            setup,
+        })
+    }
+
+    /// Times and bytes of one step.
+    pub(crate) fn predict(&self, step: &Priced<'_>) -> Predicted {
+        let recompute = step.activations == Activations::Recompute;
+        let dense = self.dense(step.tokens);
+        let forward = self.experts(step.forward, 1.0, 1.0, 6.0 * self.width);
+        let again = if recompute { 2.0 / 3.0 } else { 0.0 };
+        let kernels = if recompute { 12.0 * self.width } else { 10.0 * self.width };
+        let gradient = self.gradient_bytes / self.weight_bytes;
+        let backward = self.experts(step.backward, 2.0 + again, 1.0 + again + gradient, kernels);
+        let out = self.rows(step.forward, step.pairs, 2.0);
+        let back = self.rows(step.backward, step.pairs, if recompute { 3.0 } else { 2.0 });
+        let optimizer = self.optimizer(step.placements);
+        let counters = if step.selects { self.selection() } else { 0.0 };
+        Predicted {
+            forward_s: dense + forward,
+            // Scores read every gradient row once.
+            backward_s: 2.0 * dense + backward + step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s,
+            exchange_s: out.seconds + back.seconds + counters,
+            optimizer_exchange_s: optimizer.seconds,
+            max_over_mean_forward: step.forward.work.max_over_mean(),
+            max_over_mean_backward: step.backward.work.max_over_mean(),
+            exchange_bytes: out.bytes + back.bytes,
+            exchange_bytes_inter_node: out.inter_node + back.inter_node,
+            optimizer_bytes: optimizer.bytes,
+            optimizer_bytes_inter_node: optimizer.inter_node,
+            waves_forward: step.forward.waves,
+            waves_backward: step.backward.waves,
+        }
+    }
+
+    /// Gate and shared expert of one source, forward.
+    fn dense(&self, tokens: u64) -> f64 {
+        let config = &self.setup.config;
+        let gate = 2.0 * config.num_experts as f64;
+        let shared = 6.0 * config.shared_expert_intermediate_size as f64;
+        tokens as f64 * self.hidden * (gate + shared) / self.setup.cluster.gemm_flops
+    }
+
+    /// The busiest rank's experts: GEMMs at the slower of arithmetic and weight traffic, and `kernels` f32 values a row, plus
+    /// the row itself out and in again, between them.
+    fn experts(&self, pass: Pass<'_>, flops: f64, weight_reads: f64, kernels: f64) -> f64 {
+        let cluster = &self.setup.cluster;
+        let per_row = flops * self.pair_flops / cluster.gemm_flops;
+        let per_expert = pass.waves as f64 * weight_reads * self.weight_bytes / cluster.copy_bytes_per_s;
+        let between = 4.0 * (kernels + 2.0 * self.hidden) / cluster.copy_bytes_per_s;
+        let rank = |(&rows, &active): (&u64, &u32)| {
+            let rows = rows as f64;
+            (rows * per_row).max(f64::from(active) * per_expert) + rows * between
+        };
+        let busiest = pass.work.traffic.rows.iter().zip(&pass.work.active).map(rank).fold(0.0, f64::max);
+        busiest + pass.waves as f64 * cluster.launch_s
+    }
+
+    /// Token rows of one pass: `copies` rows, all directions together, for every (token, rank).
+    fn rows(&self, pass: Pass<'_>, pairs: u64, copies: f64) -> Moved {
+        let traffic = &pass.work.traffic;
+        if pairs == 0 {
+            return Moved::default();
+        }
+        let top_k = self.setup.config.num_experts_per_tok;
+        // Distinct tokens for each pair that a rank computes.
+        let distinct = |rows: u64| {
+            if rows == 0 {
+                return 1.0;
+            }
+            let share = rows as f64 / pairs as f64;
+            let missed = (0..top_k).fold(1.0, |missed, _| missed * (1.0 - share));
+            (1.0 - missed) / (top_k as f64 * share)
+        };
+        let per_rank: Vec<f64> = traffic.rows.iter().map(|&rows| distinct(rows)).collect();
+        let all: u64 = traffic.rows.iter().sum();
+        let expected: f64 = traffic.rows.iter().zip(&per_rank).map(|(&rows, d)| rows as f64 * d).sum();
+        let mean = if all > 0 { expected / all as f64 } else { 1.0 };
+        let bytes = copies * self.row_bytes;
+        let received = traffic.received.iter().zip(&per_rank).map(|(&n, d)| n as f64 * d * bytes);
+        let sent = traffic.sent.iter().map(|&n| n as f64 * mean * bytes);
+        let nodes = traffic.node_received.iter().zip(&traffic.node_sent).map(|(a, b)| *a.max(b) as f64 * mean * bytes);
+        let crossing: u64 = traffic.node_received.iter().sum();
+        let total: f64 = received.clone().sum();
+        let busiest = received.zip(sent).map(|(a, b)| a.max(b)).fold(0.0, f64::max);
+        // There and back are two collectives, each in as many waves.
+        let moved = self.moved(busiest, nodes, 2.0 * pass.waves as f64);
+        Moved { seconds: moved, bytes: total, inter_node: crossing as f64 * mean * bytes }
+    }
+
+    /// Time of collectives with these bytes at the busiest rank and at each node.
+    fn moved(&self, busiest: f64, nodes: impl Iterator<Item = f64>, collectives: f64) -> f64 {
+        let cluster = &self.setup.cluster;
+        let pooled = |(node, bytes): (usize, f64)| bytes / (self.members(node) as f64 * cluster.inter.bytes_per_s);
+        let inter = nodes.enumerate().map(pooled).fold(0.0, f64::max);
+        if busiest == 0.0 {
+            return 0.0;
+        }
+        let latency = if inter > 0.0 { cluster.inter.latency_s } else { cluster.intra.latency_s };
+        (busiest / cluster.intra.bytes_per_s).max(inter) + collectives * latency
+    }
+
+    /// Ranks of a node.
+    fn members(&self, node: usize) -> usize {
+        let cluster = &self.setup.cluster;
+        (cluster.ranks - node * cluster.ranks_per_node).min(cluster.ranks_per_node)
+    }
+
+    /// The link between the two ranks that are furthest apart.
+    fn widest(&self) -> Option<Link> {
+        let cluster = &self.setup.cluster;
+        match (cluster.ranks, cluster.nodes()) {
+            (1, _) => None,
+            (_, 1) => Some(cluster.intra),
+            _ => Some(cluster.inter),
+        }
+    }
+
+    /// All-reduces of the counters that find the retained pairs, and of the sums that set their floor.
+    fn selection(&self) -> f64 {
+        let Some(link) = self.widest() else { return 0.0 };
+        let bytes = SELECT_COUNTERS * 4.0 * self.setup.config.num_experts as f64;
+        // A ring passes every counter twice.
+        (SELECT_ROUNDS + 1.0) * link.latency_s + SELECT_ROUNDS * 2.0 * bytes / link.bytes_per_s
+    }
+
+    fn optimizer(&self, placements: [&Placement; 3]) -> Moved {
+        let mut moved = match placements[2].ownership() {
+            Ownership::Sharded => self.sharded(placements),
+            Ownership::Home => self.home(placements),
+        };
+        if self.setup.optimizer_offload {
+            let cluster = &self.setup.cluster;
+            let experts = match placements[2].ownership() {
+                Ownership::Sharded => placements[2].experts() as f64 / cluster.ranks as f64,
+                Ownership::Home => f64::from(most(placements[2].home(), cluster.ranks)),
+            };
+            moved.seconds += experts * (self.gradient_bytes + self.weight_bytes) / cluster.host_bytes_per_s;
+        }
+        moved
+    }
+
+    /// Every instance sends a shard of its gradient to every rank, and every rank sends its shard of every next instance.
+    fn sharded(&self, [_, now, next]: [&Placement; 3]) -> Moved {
+        let cluster = &self.setup.cluster;
+        let ranks = cluster.ranks as f64;
+        if cluster.ranks == 1 {
+            return Moved::default();
+        }
+        let phase = |placement: &Placement, bytes: f64| {
+            let remote = bytes * (ranks - 1.0) / ranks;
+            let held = placement.instances_per_rank();
+            let shards = placement.instances() as f64 * bytes / ranks;
+            let rank = |n: u32| (f64::from(n) * remote).max(shards - f64::from(n) * bytes / ranks);
+            let busiest = held.iter().map(|&n| rank(n)).fold(0.0, f64::max);
+            let nodes = held.chunks(cluster.ranks_per_node).map(|node| {
+                let (members, held) = (node.len() as f64, f64::from(node.iter().sum::<u32>()));
+                let out = held * bytes * (ranks - members) / ranks;
+                out.max((placement.instances() as f64 - held) * bytes * members / ranks)
+            });
+            let inter_node = held.chunks(cluster.ranks_per_node).map(|node| {
+                f64::from(node.iter().sum::<u32>()) * bytes * (ranks - node.len() as f64) / ranks
+            });
+            Moved {
+                seconds: self.moved(busiest, nodes, 1.0),
+                bytes: placement.instances() as f64 * remote,
+                inter_node: inter_node.sum(),
+            }
+        };
+        phase(now, self.gradient_bytes) + phase(next, self.weight_bytes)
+    }
+
+    /// Replicas send gradients home and get weights from there; a copy made for this step alone gets them before it starts. A
+    /// new home gets the whole state.
+    fn home(&self, [before, now, next]: [&Placement; 3]) -> Moved {
+        let mut gradients = Transfers::new(self);
+        let mut weights = Transfers::new(self);
+        for e in 0..now.experts() {
+            let (old, new) = (now.home()[e] as usize, next.home()[e] as usize);
+            for &r in now.hosts(e) {
+                gradients.add(r as usize, old, self.gradient_bytes);
+                if before.find(e, r as usize).is_none() {
+                    weights.add(old, r as usize, self.weight_bytes);
+                }
+            }
+            for &r in next.hosts(e) {
+                weights.add(new, r as usize, self.weight_bytes);
+            }
+            weights.add(old, new, self.state_bytes);
+        }
+        gradients.finish() + weights.finish()
+    }
+}
+
+/// How often the most frequent of `values` (each below `bound`) occurs.
+fn most(values: &[u32], bound: usize) -> u32 {
+    let mut held = vec![0_u32; bound];
+    values.iter().for_each(|&v| held[v as usize] += 1);
+    held.into_iter().max().unwrap_or(0)
+}
+
+impl std::ops::Add for Moved {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            seconds: self.seconds + other.seconds,
+            bytes: self.bytes + other.bytes,
+            inter_node: self.inter_node + other.inter_node,
+        }
+    }
+}
+
+/// Point-to-point transfers that run at once.
+#[derive(Debug)]
+struct Transfers<'a> {
+    model: &'a CostModel<'a>,
+    sent: Vec<f64>,
+    received: Vec<f64>,
+    node_sent: Vec<f64>,
+    node_received: Vec<f64>,
+    moved: Moved,
+}
+
+impl<'a> Transfers<'a> {
+    fn new(model: &'a CostModel<'a>) -> Self {
+        let cluster = &model.setup.cluster;
+        let (ranks, nodes) = (vec![0.0; cluster.ranks], vec![0.0; cluster.nodes()]);
+        Self {
+            model,
+            sent: ranks.clone(),
+            received: ranks,
+            node_sent: nodes.clone(),
+            node_received: nodes,
+            moved: Moved::default(),
+        }
+    }
+
+    fn add(&mut self, from: usize, to: usize, bytes: f64) {
+        if from == to {
+            return;
+        }
+        let per_node = self.model.setup.cluster.ranks_per_node;
+        self.sent[from] += bytes;
+        self.received[to] += bytes;
+        self.moved.bytes += bytes;
+        if from / per_node != to / per_node {
+            self.node_sent[from / per_node] += bytes;
+            self.node_received[to / per_node] += bytes;
+            self.moved.inter_node += bytes;
+        }
+    }
+
+    fn finish(self) -> Moved {
+        let busiest = self.sent.iter().chain(&self.received).copied().fold(0.0, f64::max);
+        let nodes = self.node_sent.iter().zip(&self.node_received).map(|(a, b)| a.max(*b));
+        Moved { seconds: self.model.moved(busiest, nodes, 1.0), ..self.moved }
+    }
+}

@@ -1,0 +1,270 @@
+//! What follows from a policy's decision, in the same way for all policies: bytes, waves, times, routes.
+
+use super::canonical::Labels;
+use super::cost::{CostModel, Pass, Predicted, Priced, RankWork};
+use super::counts::Counts;
+use super::memory::{self, RankLoad, RankMemory};
+use super::mode::Activations;
+use super::placement::Placement;
+use super::policy::{Decision, Input};
+use super::apportion::apportion;
+use super::route::{self, Route, Sources};
+use super::setup::Setup;
+use super::value::Plan;
+use crate::{Error, Result};
+
+/// Pairs of one step and how they are priced, for any number of placements.
+#[derive(Debug)]
+pub(crate) struct Evaluator<'a> {
+    setup: &'a Setup,
+    model: CostModel<'a>,
+    /// Pairs that forward computes.
+    pub(crate) forward: Sources,
+    /// Pairs that backward is expected to compute.
+    pub(crate) backward: Sources,
+    selects: bool,
+    waves: bool,
+}
+
+/// Activations with everything that depends on them.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    pub(crate) activations: Activations,
+    /// Pairs that each instance back-propagates.
+    pub(crate) capacity: Vec<u32>,
+    pub(crate) wave_rows: u64,
+    pub(crate) predicted: Predicted,
+    pub(crate) memory: Vec<RankMemory>,
+}
+
+impl<'a> Evaluator<'a> {
+    /// For `counts`, of which `quotas` are retained. Without `waves`, a rank holds all its pairs at once.
+    pub(crate) fn new(setup: &'a Setup, counts: Counts, quotas: &[u32], waves: bool) -> Result<Self> {
+        let per_node = setup.cluster.ranks_per_node;
+        let selects = quotas != counts.per_expert();
+        let expected = if selects { route::expected_retained(&counts, quotas)? } else { counts.clone() };
+        Ok(Self {
+            setup,
+            model: CostModel::new(setup)?,
+            forward: Sources::new(counts, per_node)?,
+            backward: Sources::new(expected, per_node)?,
+            selects,
+            waves,
+        })
+    }
+
+    /// The same pairs under other labels.
+    pub(crate) fn renamed(self, labels: &Labels) -> Result<Self> {
+        let rename = |sources: &Sources| Sources::new(labels.counts(sources.counts())?, sources.ranks_per_node());
+        Ok(Self { forward: rename(&self.forward)?, backward: rename(&self.backward)?, ..self })
+    }
+
+    /// The activations that take least time among those that fit; of equals, [`Activations::Stash`].
+    ///
+    /// `placements` are those before, in and after this step; `forward` and `backward` are the pairs of each instance, the latter
+    /// where a pair may change its instance.
+    pub(crate) fn best(
+        &self,
+        placements: [&Placement; 3],
+        forward: &[u32],
+        backward: &[u32],
+        allowed: &[Activations],
+    ) -> Result<Outcome> {
+        let mut best: Option<Outcome> = None;
+        let mut refused = None;
+        for &activations in allowed {
+            match self.outcome(placements, forward, backward, activations) {
+                Ok(outcome) if best.as_ref().is_none_or(|b| outcome.predicted.total_s() < b.predicted.total_s()) => {
+                    best = Some(outcome);
+                }
+                Ok(_) => {}
+                Err(error @ Error::Infeasible { .. }) => refused = Some(least(refused, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        match (best, refused) {
+            (Some(best), _) => Ok(best),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::argument("activations", "none", "stash or recompute")),
+        }
+    }
+
+    fn outcome(
+        &self,
+        placements: [&Placement; 3],
+        forward: &[u32],
+        backward: &[u32],
+        activations: Activations,
+    ) -> Result<Outcome> {
+        let here = placements[1];
+        let capacity = match activations {
+            Activations::Recompute => backward.to_vec(),
+            Activations::Stash => stashed(here, forward, self.backward.counts().per_expert()),
+        };
+        let work = |sources: &Sources, loads: &[u32]| -> Result<RankWork> {
+            Ok(RankWork::new(here, loads, route::traffic(sources, here, loads)?))
+        };
+        let (out, back) = (work(&self.forward, forward)?, work(&self.backward, &capacity)?);
+        let loads = self.rank_loads(here, &out, &back);
+        let ranks = here.ranks() as u64;
+        let sources = self.forward.counts().per_rank().iter().copied().max().unwrap_or(0);
+        let retained = self.backward.counts().per_rank().iter().copied().max().unwrap_or(0);
+        let (out_degree, back_degree) = (out.busiest().max(sources), back.busiest().max(retained));
+        let ceiling = out_degree.max(back_degree).max(1);
+        let wave_rows = match self.waves {
+            true => memory::largest_wave(self.setup, here.ownership(), activations, &loads, ceiling)?,
+            false => ceiling,
+        };
+        let memory = loads
+            .iter()
+            .map(|load| memory::rank_memory(self.setup, here.ownership(), activations, load, wave_rows))
+            .collect::<Result<Vec<_>>>()?;
+        if !self.waves {
+            memory::check(&memory)?;
+        }
+        let predicted = self.model.predict(&Priced {
+            forward: Pass { work: &out, waves: memory::waves(out_degree, wave_rows, ranks) },
+            backward: Pass { work: &back, waves: memory::waves(back_degree, wave_rows, ranks) },
+            pairs: self.forward.counts().total(),
+            tokens: self.setup.tokens(sources),
+            activations,
+            selects: self.selects,
+            placements,
+        });
+        Ok(Outcome { activations, capacity, wave_rows, predicted, memory })
+    }
+
+    fn rank_loads(&self, placement: &Placement, out: &RankWork, back: &RankWork) -> Vec<RankLoad> {
+        let mut owned = vec![0_u64; placement.ranks()];
+        placement.home().iter().for_each(|&r| owned[r as usize] += 1);
+        let held = placement.instances_per_rank();
+        (0..placement.ranks())
+            .map(|r| RankLoad {
+                tokens: self.setup.tokens(self.forward.counts().per_rank()[r]),
+                pairs: self.forward.counts().per_rank()[r],
+                owned: owned[r],
+                replicas: u64::from(held[r]) - owned[r],
+                forward_rows: out.traffic.rows[r],
+                backward_rows: back.traffic.rows[r],
+                retained: self.backward.counts().per_rank()[r],
+            })
+            .collect()
+    }
+}
+
+/// The refusal that the smaller budget would lift.
+fn least(first: Option<Error>, second: Error) -> Error {
+    match (first, second) {
+        (Some(a @ Error::Infeasible { smallest: x, .. }), Error::Infeasible { smallest: y, .. }) if x <= y => a,
+        (_, second) => second,
+    }
+}
+
+/// The activations that a setup and a decision leave open.
+pub(crate) fn allowed(setup: &Setup, decided: Option<Activations>) -> Vec<Activations> {
+    decided.or(setup.activations).map_or_else(|| Activations::ALL.to_vec(), |one| vec![one])
+}
+
+/// Each instance's share of the quotas where a pair stays with the instance that ran its forward: in proportion to `forward`, by
+/// largest remainder.
+pub(crate) fn stashed(placement: &Placement, forward: &[u32], quotas: &[u32]) -> Vec<u32> {
+    let mut shares = vec![0; forward.len()];
+    for (e, &quota) in quotas.iter().enumerate() {
+        let range = placement.range(e);
+        apportion(u64::from(quota), &forward[range.clone()], &mut shares[range]);
+    }
+    shares
+}
+
+/// A decision with what follows from it, but for the routes.
+#[derive(Debug)]
+pub(crate) struct Settled<'a> {
+    pub(crate) decision: Decision,
+    pub(crate) evaluator: Evaluator<'a>,
+    pub(crate) outcome: Outcome,
+}
+
+/// Prices a decision.
+pub(crate) fn settle<'a>(setup: &'a Setup, input: &Input<'_>, decision: Decision) -> Result<Settled<'a>> {
+    let kept = match &decision.dropped {
+        Some(dropped) => without(input.counts, dropped)?,
+        None => input.counts.clone(),
+    };
+    let evaluator = Evaluator::new(setup, kept, &decision.retained.quotas, decision.waves)?;
+    settle_with(evaluator, input, decision)
+}
+
+/// As [`settle`], with an evaluator that is already there.
+pub(crate) fn settle_with<'a>(
+    evaluator: Evaluator<'a>,
+    input: &Input<'_>,
+    decision: Decision,
+) -> Result<Settled<'a>> {
+    let placements = [input.placement, &decision.placement, &decision.next];
+    let modes = allowed(evaluator.setup, decision.activations);
+    let outcome = evaluator.best(placements, &decision.forward, &decision.backward, &modes)?;
+    Ok(Settled { decision, evaluator, outcome })
+}
+
+impl Settled<'_> {
+    /// Adds the routes.
+    pub(crate) fn into_plan(self, policy: &str) -> Result<Plan> {
+        let Self { decision, evaluator, outcome } = self;
+        let forward = route::transport(&evaluator.forward, &decision.placement, &decision.forward)?;
+        let backward = match outcome.activations {
+            Activations::Recompute => {
+                route::transport(&evaluator.backward, &decision.placement, &outcome.capacity)?
+            }
+            Activations::Stash => stay(&decision.placement, &forward, &outcome.capacity)?,
+        };
+        Ok(Plan {
+            policy: policy.to_owned(),
+            retained: decision.retained,
+            dropped: decision.dropped,
+            placement: decision.placement,
+            activations: outcome.activations,
+            forward,
+            backward,
+            capacity: outcome.capacity,
+            wave_rows: outcome.wave_rows,
+            memory: outcome.memory,
+            predicted: outcome.predicted,
+            next: decision.next,
+        })
+    }
+}
+
+/// The expected retained part of each forward route: each instance's share, in proportion to the routes that lead to it.
+fn stay(placement: &Placement, forward: &[Route], capacity: &[u32]) -> Result<Vec<Route>> {
+    let mut retained = vec![0; forward.len()];
+    // Routes are sorted by expert, so those of one expert are together.
+    for routes in chunks_by_expert(forward) {
+        let expert = forward[routes.start].expert as usize;
+        for (instance, &host) in placement.range(expert).zip(placement.hosts(expert)) {
+            let here: Vec<usize> = routes.clone().filter(|&i| forward[i].to == host).collect();
+            let pairs: Vec<u32> = here.iter().map(|&i| forward[i].pairs).collect();
+            let mut shares = vec![0; here.len()];
+            apportion(u64::from(capacity[instance]), &pairs, &mut shares);
+            here.into_iter().zip(shares).for_each(|(i, share)| retained[i] = share);
+        }
+    }
+    route::follow(forward, &retained)
+}
+
+fn chunks_by_expert(routes: &[Route]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+    let mut start = 0;
+    routes.chunk_by(|a, b| a.expert == b.expert).map(move |chunk| {
+        start += chunk.len();
+        start - chunk.len()..start
+    })
+}
+
+/// Counts less what is dropped.
+fn without(counts: &Counts, dropped: &Counts) -> Result<Counts> {
+    dropped.check(counts.ranks(), counts.experts())?;
+    let left = counts.flat().iter().zip(dropped.flat()).map(|(n, d)| n.checked_sub(*d)).collect::<Option<Vec<u32>>>();
+    let Some(left) = left else {
+        return Err(Error::argument("dropped pairs", "more than are routed", "at most the counts"));
+    };
+    Counts::from_flat(counts.ranks(), counts.experts(), left)
+}

@@ -1,0 +1,160 @@
+//! LRMoE: exact forward, scheduled backward, ALGORITHM sections 4 to 6.
+
+use super::search::Search;
+use super::{Decision, Input, Policy};
+use crate::Result;
+use crate::plan::canonical::Labels;
+use crate::plan::counts::Counts;
+use crate::plan::demand::Demand;
+use crate::plan::evaluate::{self, Evaluator, Settled, allowed};
+use crate::plan::mode::Ownership;
+use crate::plan::placement::Placement;
+use crate::plan::retained::{RetentionPlan, plan_within};
+use crate::plan::route;
+use crate::plan::setup::Setup;
+use crate::plan::value::Plan;
+
+/// This project's policy: quotas within rank capacities, the busiest rank minimised exactly, placement for the next step searched
+/// among candidates that do not depend on the budget.
+///
+/// Renaming experts, or ranks inside a node, renames its plans: the input is relabelled first by what it says itself. Labels
+/// that nothing distinguishes are interchangeable, so times and bytes stay the same there too.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Lrmoe {
+    /// Instances that every placement has, replicas included; `None` leaves the number to the search.
+    pub instances: Option<usize>,
+}
+
+impl Lrmoe {
+    /// With a given number of instances, or as many as pay.
+    #[must_use]
+    pub const fn new(instances: Option<usize>) -> Self {
+        Self { instances }
+    }
+
+    /// Decides in canonical labels, with the evaluator that this took.
+    fn settle<'a>(&self, setup: &'a Setup, input: &Input<'_>) -> Result<Settled<'a>> {
+        let current = input.placement;
+        let retained =
+            plan_within(input.counts.per_expert(), input.demand, &setup.options, current)?;
+        let evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
+        let forward = route::assign(&evaluator.forward, current, None)?;
+        let backward = route::assign(&evaluator.backward, current, None)?;
+        let modes = allowed(setup, None);
+        let next = Search { setup, evaluator: &evaluator, current, instances: self.instances, modes: &modes }
+            .best(&forward, &backward)?;
+        let decision = Decision {
+            retained,
+            dropped: None,
+            placement: current.clone(),
+            forward,
+            backward,
+            activations: None,
+            waves: true,
+            next,
+        };
+        evaluate::settle_with(evaluator, input, decision)
+    }
+}
+
+impl Policy for Lrmoe {
+    fn name(&self) -> &str {
+        "lrmoe"
+    }
+
+    /// Runs of experts, one instance each. Where the setup leaves the owner of the optimizer state open, it is the one that
+    /// makes the first step's plan cheaper.
+    fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
+        let (experts, ranks) = (setup.config.num_experts, setup.cluster.ranks);
+        let start = |ownership| Placement::contiguous(experts, ranks, ownership);
+        if let Some(ownership) = setup.ownership {
+            return start(ownership);
+        }
+        let mut best: Option<(f64, Placement)> = None;
+        let mut refused = None;
+        for ownership in [Ownership::Home, Ownership::Sharded] {
+            let placement = start(ownership)?;
+            let input = Input { step: 0, counts, demand: None, placement: &placement };
+            match self.settle(setup, &input) {
+                Ok(settled) => {
+                    let total = settled.outcome.predicted.total_s();
+                    if best.as_ref().is_none_or(|(least, _)| total < *least) {
+                        best = Some((total, placement));
+                    }
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        match (best, refused) {
+            (Some((_, placement)), _) => Ok(placement),
+            (None, Some(error)) => Err(error),
+            (None, None) => start(Ownership::default()),
+        }
+    }
+
+    fn decide(&self, setup: &Setup, input: &Input<'_>) -> Result<Decision> {
+        let canonical = Canonical::new(setup, input)?;
+        let settled = self.settle(setup, &canonical.input(input.step))?;
+        canonical.restore(settled.decision)
+    }
+
+    fn plan(&self, setup: &Setup, input: &Input<'_>) -> Result<Plan> {
+        super::check(setup, input)?;
+        let canonical = Canonical::new(setup, input)?;
+        let Settled { decision, evaluator, mut outcome } = self.settle(setup, &canonical.input(input.step))?;
+        let back = canonical.labels.inverse();
+        let (_, instances) = back.placement(&decision.placement)?;
+        outcome.capacity = instances.iter().map(|&i| outcome.capacity[i as usize]).collect();
+        outcome.memory = back.of_ranks(&outcome.memory);
+        let evaluator = evaluator.renamed(&back)?;
+        Settled { decision: canonical.restore(decision)?, evaluator, outcome }.into_plan(self.name())
+    }
+}
+
+/// An input in canonical labels.
+struct Canonical {
+    labels: Labels,
+    counts: Counts,
+    demand: Option<Demand>,
+    placement: Placement,
+}
+
+impl Canonical {
+    fn new(setup: &Setup, input: &Input<'_>) -> Result<Self> {
+        let per_node = setup.cluster.ranks_per_node;
+        let labels = Labels::canonical(input.counts, input.demand, input.placement, per_node);
+        Ok(Self {
+            counts: labels.counts(input.counts)?,
+            demand: input.demand.map(|demand| labels.demand(demand)).transpose()?,
+            placement: labels.placement(input.placement)?.0,
+            labels,
+        })
+    }
+
+    fn input(&self, step: u64) -> Input<'_> {
+        Input { step, counts: &self.counts, demand: self.demand.as_ref(), placement: &self.placement }
+    }
+
+    /// A decision in the labels that the input came in.
+    fn restore(&self, decision: Decision) -> Result<Decision> {
+        let back = self.labels.inverse();
+        let (placement, instances) = back.placement(&decision.placement)?;
+        let of_instances = |loads: &[u32]| instances.iter().map(|&i| loads[i as usize]).collect();
+        let (forward, backward) = (of_instances(&decision.forward), of_instances(&decision.backward));
+        let RetentionPlan { counts, quotas, .. } = &decision.retained;
+        let retained = RetentionPlan {
+            counts: back.of_experts(counts),
+            quotas: back.of_experts(quotas),
+            ..decision.retained.clone()
+        };
+        Ok(Decision {
+            retained,
+            placement,
+            forward,
+            backward,
+            next: back.placement(&decision.next)?.0,
+            ..decision
+        })
+    }
+}

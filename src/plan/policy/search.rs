@@ -1,0 +1,291 @@
+//! Search for the placement of the next step.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+use crate::plan::evaluate::{Evaluator, Outcome};
+use crate::plan::mode::{Activations, Ownership};
+use crate::plan::placement::Placement;
+use crate::plan::route;
+use crate::plan::setup::Setup;
+use crate::{Error, Result};
+
+/// Placements up to this many are all tried.
+pub(crate) const EXHAUSTIVE: u64 = 1_000;
+
+/// The next step is taken to bring the pairs of this one. The candidates follow from these pairs alone, never from the budget, so
+/// that more memory can only add to those that fit.
+#[derive(Debug)]
+pub(crate) struct Search<'a> {
+    pub(crate) setup: &'a Setup,
+    pub(crate) evaluator: &'a Evaluator<'a>,
+    pub(crate) current: &'a Placement,
+    pub(crate) instances: Option<usize>,
+    pub(crate) modes: &'a [Activations],
+}
+
+impl Search<'_> {
+    /// The placement with the least predicted time among those that fit; the current one, whose loads are given, unless another
+    /// beats it.
+    pub(crate) fn best(&self, forward: &[u32], backward: &[u32]) -> Result<Placement> {
+        let mut best = None;
+        if self.instances.is_none_or(|n| n == self.current.instances()) {
+            best = self.time(self.current, forward, backward)?.map(|time| (time, self.current.clone()));
+        }
+        for candidate in self.candidates()? {
+            let forward = route::assign(&self.evaluator.forward, &candidate, None)?;
+            let backward = route::assign(&self.evaluator.backward, &candidate, None)?;
+            let (candidate, forward, backward) = match self.instances {
+                Some(_) => (candidate, forward, backward),
+                None => without_idle(&candidate, forward, backward)?,
+            };
+            if let Some(time) = self.time(&candidate, &forward, &backward)?
+                && best.as_ref().is_none_or(|(least, _)| time < *least)
+            {
+                best = Some((time, candidate));
+            }
+        }
+        // Where nothing fits, the plan of this step says what is missing.
+        Ok(best.map_or_else(|| self.current.clone(), |(_, placement)| placement))
+    }
+
+    /// Predicted time of a step that starts and ends with a placement; `None` where it does not fit.
+    fn time(&self, placement: &Placement, forward: &[u32], backward: &[u32]) -> Result<Option<f64>> {
+        match self.evaluator.best([placement; 3], forward, backward, self.modes) {
+            Ok(Outcome { predicted, .. }) => Ok(Some(predicted.total_s())),
+            Err(Error::Infeasible { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn candidates(&self) -> Result<Vec<Placement>> {
+        let (experts, ranks) = (self.current.experts(), self.current.ranks());
+        if self.instances.is_none()
+            && let Some(all) = every_placement(self.current)?
+        {
+            return Ok(all);
+        }
+        let most = experts * ranks - experts;
+        let extras = match self.instances {
+            Some(instances) => vec![instances.clamp(experts, experts * ranks) - experts],
+            None => extras(experts, ranks).into_iter().filter(|&extra| extra <= most).collect(),
+        };
+        let work = self.work();
+        let mut replicas = Replicas::new(&work, ranks);
+        let mut candidates = Vec::with_capacity(extras.len());
+        for extra in extras {
+            replicas.grow(experts + extra);
+            candidates.push(self.pack(&work, &replicas.held)?);
+        }
+        Ok(candidates)
+    }
+
+    /// Work of each expert: forward and backward passes of its pairs, in thirds of a forward pass.
+    fn work(&self) -> Vec<u64> {
+        let backward = match self.modes {
+            [Activations::Stash] => 6,
+            _ => 8,
+        };
+        let pairs = self.evaluator.forward.counts().per_expert();
+        let retained = self.evaluator.backward.counts().per_expert();
+        pairs.iter().zip(retained).map(|(&n, &q)| 3 * u64::from(n) + backward * u64::from(q)).collect()
+    }
+
+    /// Places instances, the longest work first, on the rank with least work that has room and no copy, the rank where the expert is
+    /// already if that has no more.
+    fn pack(&self, work: &[u64], held: &[u32]) -> Result<Placement> {
+        let (experts, ranks) = (self.current.experts(), self.current.ranks());
+        let instances: usize = held.iter().map(|&n| n as usize).sum();
+        let home = self.current.home();
+        let pinned = self.current.ownership() == Ownership::Home;
+        let mut packing = Packing::new(ranks, instances, experts, pinned);
+        // Work of one instance, in units that make the division exact enough to compare.
+        let share = |e: usize| work[e] / u64::from(held[e]);
+        let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); experts];
+        if pinned {
+            for e in 0..experts {
+                packing.put(home[e], share(e));
+                hosts[e].push(home[e]);
+            }
+        }
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.sort_by_key(|&e| Reverse(share(e)));
+        for e in order {
+            while hosts[e].len() < held[e] as usize {
+                let Some(rank) = packing.choose(&hosts[e], self.current.hosts(e)) else { break };
+                packing.put(rank, share(e));
+                hosts[e].push(rank);
+            }
+        }
+        let home = (0..experts).map(|e| if hosts[e].contains(&home[e]) { home[e] } else { hosts[e][0] }).collect();
+        Placement::new(ranks, &hosts, home, self.current.ownership())
+    }
+}
+
+/// Extra instances to try: few, then whole slots of every rank.
+fn extras(experts: usize, ranks: usize) -> Vec<usize> {
+    // The last slots that E leaves open are free of cost for the busiest rank's memory.
+    let open = experts.div_ceil(ranks) * ranks - experts;
+    let mut extras = vec![0, ranks.div_ceil(8), ranks.div_ceil(4), ranks.div_ceil(2), ranks, 2 * ranks];
+    extras.extend([open, open + ranks]);
+    extras.sort_unstable();
+    extras.dedup();
+    extras
+}
+
+/// Numbers of instances, grown one at a time for the expert with the largest work an instance.
+struct Replicas<'a> {
+    work: &'a [u64],
+    ranks: usize,
+    held: Vec<u32>,
+    total: usize,
+    /// By (work an instance, as a fraction that compares exactly; lower index).
+    heap: BinaryHeap<(Share, Reverse<usize>)>,
+}
+
+/// A quotient that compares exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    work: u64,
+    held: u32,
+}
+
+impl Ord for Share {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        let (a, b) = (u128::from(self.work) * u128::from(other.held), u128::from(other.work) * u128::from(self.held));
+        a.cmp(&b).then(other.held.cmp(&self.held))
+    }
+}
+
+impl PartialOrd for Share {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<'a> Replicas<'a> {
+    fn new(work: &'a [u64], ranks: usize) -> Self {
+        let heap = work.iter().enumerate().map(|(e, &work)| (Share { work, held: 1 }, Reverse(e))).collect();
+        Self { work, ranks, held: vec![1; work.len()], total: work.len(), heap }
+    }
+
+    /// Up to a number of instances, fewer only where every expert is everywhere.
+    fn grow(&mut self, instances: usize) {
+        while self.total < instances {
+            let Some((_, Reverse(e))) = self.heap.pop() else { return };
+            if self.held[e] as usize == self.ranks {
+                continue;
+            }
+            self.held[e] += 1;
+            self.total += 1;
+            self.heap.push((Share { work: self.work[e], held: self.held[e] }, Reverse(e)));
+        }
+    }
+}
+
+/// Ranks by the work they have.
+struct Packing {
+    load: Vec<u64>,
+    room: Vec<usize>,
+    /// Ranks with room, by (work, rank).
+    open: BTreeSet<(u64, u32)>,
+}
+
+impl Packing {
+    /// Room for `instances` in all, evenly; where homes are pinned, replicas have their own share.
+    fn new(ranks: usize, instances: usize, experts: usize, pinned: bool) -> Self {
+        let room = match pinned {
+            true => experts.div_ceil(ranks) + (instances - experts).div_ceil(ranks),
+            false => instances.div_ceil(ranks),
+        };
+        Self {
+            load: vec![0; ranks],
+            room: vec![room; ranks],
+            open: (0..ranks as u32).map(|rank| (0, rank)).collect(),
+        }
+    }
+
+    fn put(&mut self, rank: u32, work: u64) {
+        let r = rank as usize;
+        self.open.remove(&(self.load[r], rank));
+        self.load[r] += work;
+        self.room[r] = self.room[r].saturating_sub(1);
+        if self.room[r] > 0 {
+            self.open.insert((self.load[r], rank));
+        }
+    }
+
+    /// The least loaded rank with room that is not among `taken`; of equally loaded ones one of `preferred`, else the lowest.
+    fn choose(&self, taken: &[u32], preferred: &[u32]) -> Option<u32> {
+        let least = self.open.iter().find(|(_, rank)| !taken.contains(rank))?;
+        let stays = |rank: &&u32| self.open.contains(&(least.0, **rank)) && !taken.contains(rank);
+        Some(*preferred.iter().find(stays).unwrap_or(&least.1))
+    }
+}
+
+/// Every placement of these experts, homes kept where they are pinned, if there are at most [`EXHAUSTIVE`].
+fn every_placement(current: &Placement) -> Result<Option<Vec<Placement>>> {
+    let (experts, ranks) = (current.experts(), current.ranks());
+    let pinned = current.ownership() == Ownership::Home;
+    if ranks > 10 {
+        return Ok(None);
+    }
+    // A pinned home leaves the other ranks to choose from, none of them being a choice too.
+    let free = if pinned { ranks - 1 } else { ranks };
+    let choices = (1_u64 << free) - u64::from(!pinned);
+    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= EXHAUSTIVE) else {
+        return Ok(None);
+    };
+    let place = |index: u64| {
+        let mut rest = index;
+        let mut homes = Vec::with_capacity(experts);
+        let hosts: Vec<Vec<u32>> = (0..experts)
+            .map(|e| {
+                let choice = rest % choices;
+                rest /= choices;
+                let home = current.home()[e];
+                let others = (0..ranks as u32).filter(|&r| !pinned || r != home).enumerate();
+                let subset = if pinned { choice } else { choice + 1 };
+                let mut own: Vec<u32> = others.filter(|(bit, _)| subset >> bit & 1 == 1).map(|(_, r)| r).collect();
+                if pinned {
+                    own.push(home);
+                }
+                homes.push(if own.contains(&home) { home } else { own[0] });
+                own
+            })
+            .collect();
+        Placement::new(ranks, &hosts, homes, current.ownership())
+    };
+    (0..count).map(place).collect::<Result<_>>().map(Some)
+}
+
+/// A placement less the replicas that compute nothing, with the loads of what is left. Every expert keeps one instance.
+fn without_idle(
+    placement: &Placement,
+    forward: Vec<u32>,
+    backward: Vec<u32>,
+) -> Result<(Placement, Vec<u32>, Vec<u32>)> {
+    let pinned = placement.ownership() == Ownership::Home;
+    let busy = |i: usize| forward[i] > 0 || backward[i] > 0;
+    let mut keep = vec![false; placement.instances()];
+    let mut homes = placement.home().to_vec();
+    for (e, home) in homes.iter_mut().enumerate() {
+        let range = placement.range(e);
+        let host = |i: usize| placement.host_of_instance()[i];
+        range.clone().for_each(|i| keep[i] = busy(i) || (pinned && host(i) == *home));
+        match range.clone().find(|&i| keep[i]) {
+            Some(first) if !range.clone().any(|i| keep[i] && host(i) == *home) => *home = host(first),
+            Some(_) => {}
+            None => range.filter(|&i| host(i) == *home).for_each(|i| keep[i] = true),
+        }
+    }
+    if keep.iter().all(|&kept| kept) {
+        return Ok((placement.clone(), forward, backward));
+    }
+    let hosts: Vec<Vec<u32>> = (0..placement.experts())
+        .map(|e| placement.range(e).filter(|&i| keep[i]).map(|i| placement.host_of_instance()[i]).collect())
+        .collect();
+    let kept = |loads: Vec<u32>| loads.into_iter().zip(&keep).filter(|(_, kept)| **kept).map(|(n, _)| n).collect();
+    let placement = Placement::new(placement.ranks(), &hosts, homes, placement.ownership())?;
+    Ok((placement, kept(forward), kept(backward)))
+}
