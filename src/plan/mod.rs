@@ -12,6 +12,7 @@
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 
+mod assign;
 pub mod cluster;
 mod counts;
 mod curve;
@@ -26,6 +27,8 @@ mod retained;
 mod retention;
 pub mod route;
 mod setup;
+mod traffic;
+mod transport;
 
 pub use cluster::ClusterSpec;
 pub use counts::Counts;
