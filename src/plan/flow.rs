@@ -6,7 +6,7 @@
 
 use super::placement::Placement;
 
-/// Not reached, or reached without a predecessor.
+/// Not reached.
 const NONE: u32 = u32::MAX;
 
 /// A flow under construction.
@@ -21,11 +21,16 @@ pub(crate) struct Flow<'a> {
     pub(crate) loads: Vec<u64>,
     /// Pairs on each rank.
     pub(crate) rank_loads: Vec<u64>,
-    /// Instance by which an expert, a rank was reached.
-    expert_from: Vec<u32>,
-    rank_from: Vec<u32>,
+    /// What the last search reached, in its order.
     reached_experts: Vec<u32>,
     reached_ranks: Vec<u32>,
+    /// Its distances from where it began, and the edge that each of the reached tries next.
+    expert_layer: Vec<u32>,
+    rank_layer: Vec<u32>,
+    expert_edge: Vec<u32>,
+    rank_edge: Vec<u32>,
+    /// Instances on the way to a rank with room, in pairs: into a full rank, and out of it by another expert.
+    path: Vec<(u32, u32)>,
 }
 
 /// What stands in the way: experts whose pairs can go nowhere but to these ranks, all full.
@@ -56,11 +61,20 @@ impl<'a> Flow<'a> {
             on_rank,
             loads: vec![0; instances],
             rank_loads: vec![0; ranks],
-            expert_from: vec![NONE; experts],
-            rank_from: vec![NONE; ranks],
-            reached_experts: Vec::new(),
-            reached_ranks: Vec::new(),
+            reached_experts: Vec::with_capacity(experts),
+            reached_ranks: Vec::with_capacity(ranks),
+            expert_layer: vec![NONE; experts],
+            rank_layer: vec![NONE; ranks],
+            expert_edge: vec![0; experts],
+            rank_edge: vec![0; ranks],
+            path: Vec::new(),
         }
+    }
+
+    /// Takes everything off again.
+    pub(crate) fn clear(&mut self) {
+        self.loads.fill(0);
+        self.rank_loads.fill(0);
     }
 
     /// Puts pairs on an instance, whatever the capacity of its rank.
@@ -73,75 +87,144 @@ impl<'a> Flow<'a> {
     ///
     /// Where some are left over, [`Flow::cut`] tells why.
     pub(crate) fn push(&mut self, expert: usize, mut pairs: u64, capacity: &impl Fn(usize) -> u64) -> u64 {
-        while pairs > 0 {
-            let Some(end) = self.search(expert, capacity) else { break };
-            // From the free rank back to the expert: each expert on the way moves pairs from the rank it was reached by.
-            let mut amount = pairs.min(capacity(end as usize) - self.rank_loads[end as usize]);
-            let mut rank = end;
-            loop {
-                let by = self.expert_of[self.rank_from[rank as usize] as usize] as usize;
-                if by == expert {
-                    break;
-                }
-                let out = self.expert_from[by] as usize;
-                amount = amount.min(self.loads[out]);
-                rank = self.placement.host_of_instance()[out];
-            }
-            let mut rank = end;
-            self.rank_loads[end as usize] += amount;
-            loop {
-                let into = self.rank_from[rank as usize] as usize;
-                self.loads[into] += amount;
-                let by = self.expert_of[into] as usize;
-                if by == expert {
-                    break;
-                }
-                let out = self.expert_from[by] as usize;
-                self.loads[out] -= amount;
-                rank = self.placement.host_of_instance()[out];
-            }
-            pairs -= amount;
+        while pairs > 0 && self.search(&[expert as u32], capacity) {
+            self.send(expert, &mut pairs, capacity);
         }
         pairs
     }
 
-    /// Breadth first from an expert to a rank with room.
-    fn search(&mut self, expert: usize, capacity: &impl Fn(usize) -> u64) -> Option<u32> {
-        for e in self.reached_experts.drain(..) {
-            self.expert_from[e as usize] = NONE;
+    /// Places as much as possible of what every expert has left, moving others out of the way; whether all found a place.
+    ///
+    /// Where some are left over, [`Flow::cut`] tells why: it holds everything that can be reached from any of them. The method
+    /// is Dinic's: the phases are few, and each costs hardly more than a look at every instance.
+    pub(crate) fn push_all(&mut self, left: &mut [u64], capacity: &impl Fn(usize) -> u64) -> bool {
+        let mut waiting: Vec<u32> = (0..left.len() as u32).filter(|&e| left[e as usize] > 0).collect();
+        while !waiting.is_empty() {
+            if !self.search(&waiting, capacity) {
+                return false;
+            }
+            for &e in &waiting {
+                self.send(e as usize, &mut left[e as usize], capacity);
+            }
+            waiting.retain(|&e| left[e as usize] > 0);
         }
-        for r in self.reached_ranks.drain(..) {
-            self.rank_from[r as usize] = NONE;
+        true
+    }
+
+    /// Breadth first from experts up to the nearest ranks with room; whether there are any.
+    fn search(&mut self, from: &[u32], capacity: &impl Fn(usize) -> u64) -> bool {
+        self.reached_experts.drain(..).for_each(|e| self.expert_layer[e as usize] = NONE);
+        self.reached_ranks.drain(..).for_each(|r| self.rank_layer[r as usize] = NONE);
+        for &e in from {
+            self.reach(e, 0);
         }
-        self.reached_experts.push(expert as u32);
-        let mut next = 0;
-        while let Some(&e) = self.reached_experts.get(next) {
-            next += 1;
-            for into in self.placement.range(e as usize) {
-                let rank = self.placement.host_of_instance()[into];
-                if self.rank_from[rank as usize] != NONE {
-                    continue;
+        let (mut next_expert, mut next_rank, mut depth) = (0, 0, 0);
+        while next_expert < self.reached_experts.len() {
+            depth += 1;
+            let mut found = false;
+            while let Some(&e) = self.reached_experts.get(next_expert) {
+                next_expert += 1;
+                for &rank in self.placement.hosts(e as usize) {
+                    let r = rank as usize;
+                    if self.rank_layer[r] == NONE {
+                        self.rank_layer[r] = depth;
+                        self.rank_edge[r] = self.rank_offsets[r];
+                        self.reached_ranks.push(rank);
+                        found |= self.rank_loads[r] < capacity(r);
+                    }
                 }
-                self.rank_from[rank as usize] = into as u32;
-                self.reached_ranks.push(rank);
-                if self.rank_loads[rank as usize] < capacity(rank as usize) {
-                    return Some(rank);
-                }
-                let here = self.rank_offsets[rank as usize] as usize..self.rank_offsets[rank as usize + 1] as usize;
-                for &out in &self.on_rank[here] {
-                    let other = self.expert_of[out as usize] as usize;
-                    if other != expert && self.expert_from[other] == NONE && self.loads[out as usize] > 0 {
-                        self.expert_from[other] = out;
-                        self.reached_experts.push(other as u32);
+            }
+            if found {
+                return true;
+            }
+            depth += 1;
+            while let Some(&rank) = self.reached_ranks.get(next_rank) {
+                next_rank += 1;
+                for at in self.rank_offsets[rank as usize]..self.rank_offsets[rank as usize + 1] {
+                    let out = self.on_rank[at as usize] as usize;
+                    let e = self.expert_of[out];
+                    if self.expert_layer[e as usize] == NONE && self.loads[out] > 0 {
+                        self.reach(e, depth);
                     }
                 }
             }
         }
+        false
+    }
+
+    fn reach(&mut self, expert: u32, layer: u32) {
+        self.expert_layer[expert as usize] = layer;
+        self.expert_edge[expert as usize] = self.placement.offsets()[expert as usize];
+        self.reached_experts.push(expert);
+    }
+
+    /// Sends pairs of one expert where the last search began along its layers, as many as they carry.
+    fn send(&mut self, expert: usize, pairs: &mut u64, capacity: &impl Fn(usize) -> u64) {
+        self.path.clear();
+        let mut at = expert;
+        while *pairs > 0 {
+            let Some(into) = self.edge_into(at) else {
+                // A dead end: the rank before it tries its next instance.
+                let Some((_, out)) = self.path.pop() else { return };
+                self.rank_edge[self.placement.host_of_instance()[out as usize] as usize] += 1;
+                at = self.path.last().map_or(expert, |&(_, out)| self.expert_of[out as usize] as usize);
+                continue;
+            };
+            let rank = self.placement.host_of_instance()[into as usize] as usize;
+            let room = capacity(rank).saturating_sub(self.rank_loads[rank]);
+            if room == 0 {
+                match self.edge_out(rank) {
+                    Some(out) => {
+                        self.path.push((into, out));
+                        at = self.expert_of[out as usize] as usize;
+                    }
+                    None => self.expert_edge[at] += 1,
+                }
+                continue;
+            }
+            let mut amount = room.min(*pairs);
+            for &(_, out) in &self.path {
+                amount = amount.min(self.loads[out as usize]);
+            }
+            for (into, out) in self.path.drain(..) {
+                self.loads[into as usize] += amount;
+                self.loads[out as usize] -= amount;
+            }
+            self.add(into as usize, amount);
+            *pairs -= amount;
+            at = expert;
+        }
+    }
+
+    /// The next instance of an expert whose rank is one layer on.
+    fn edge_into(&mut self, expert: usize) -> Option<u32> {
+        let (end, layer) = (self.placement.offsets()[expert + 1], self.expert_layer[expert]);
+        while self.expert_edge[expert] < end {
+            let into = self.expert_edge[expert];
+            if self.rank_layer[self.placement.host_of_instance()[into as usize] as usize] == layer + 1 {
+                return Some(into);
+            }
+            self.expert_edge[expert] += 1;
+        }
         None
     }
 
-    /// After a push that left pairs over: everything reachable from that expert. All these ranks are full, and everything on them
-    /// belongs to these experts.
+    /// The next instance on a rank that holds pairs of an expert one layer on.
+    fn edge_out(&mut self, rank: usize) -> Option<u32> {
+        let (end, layer) = (self.rank_offsets[rank + 1], self.rank_layer[rank]);
+        while self.rank_edge[rank] < end {
+            let out = self.on_rank[self.rank_edge[rank] as usize];
+            let next = self.expert_layer[self.expert_of[out as usize] as usize];
+            if next == layer + 1 && self.loads[out as usize] > 0 {
+                return Some(out);
+            }
+            self.rank_edge[rank] += 1;
+        }
+        None
+    }
+
+    /// After a push that left pairs over: everything reachable from their experts. All these ranks are full, and everything on
+    /// them belongs to these experts.
     pub(crate) fn cut(&self) -> Cut {
         Cut { experts: self.reached_experts.clone(), ranks: self.reached_ranks.clone() }
     }
@@ -164,5 +247,22 @@ mod tests {
         assert_eq!(flow.cut(), Cut { experts: vec![1], ranks: vec![0] });
         assert_eq!(flow.push(0, 3, &|_| 5), 2);
         assert_eq!(flow.rank_loads, [5, 5]);
+    }
+
+    #[test]
+    fn pushes_all_at_once() {
+        let placed = Placement::new(3, &[vec![0, 1], vec![0], vec![1, 2]], vec![0, 0, 1], Ownership::Home).unwrap();
+        let mut flow = Flow::new(&placed);
+        assert!(flow.push_all(&mut [5, 0, 5], &|_| 5));
+        let mut left = [0, 4, 1];
+        // 1 pushes 0 off rank 0, 0 pushes 2 off rank 1.
+        assert!(flow.push_all(&mut left, &|_| 5), "{left:?} {flow:?}");
+        assert_eq!((flow.rank_loads.as_slice(), flow.loads[2]), ([5, 5, 5].as_slice(), 4));
+        let mut left = [0, 1, 0];
+        assert!(!flow.push_all(&mut left, &|_| 5));
+        assert_eq!(left, [0, 1, 0]);
+        assert_eq!(flow.cut().ranks.len(), 3);
+        flow.clear();
+        assert_eq!((flow.loads.iter().sum::<u64>(), flow.rank_loads.iter().sum::<u64>()), (0, 0));
     }
 }

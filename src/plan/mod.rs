@@ -14,6 +14,7 @@
 
 mod apportion;
 mod canonical;
+mod assign;
 pub mod cluster;
 mod cost;
 mod counts;
@@ -32,6 +33,8 @@ mod retention;
 pub mod route;
 mod setup;
 mod value;
+mod traffic;
+mod transport;
 
 pub use cluster::ClusterSpec;
 pub use cost::{Predicted, Term};

@@ -1,0 +1,305 @@
+//! Assignments beside oracles that share nothing with them: bisection over a textbook maximum flow, all assignments of small
+//! cases, and a minimum-cost flow over single (source, expert) demands.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::super::counts::Counts;
+use super::super::mode::Ownership;
+use super::super::route::tests::{draw, problem};
+use super::super::route::{traffic, transport};
+use super::*;
+use crate::rng::Philox;
+
+/// Edges in pairs: `2 k` and its reverse `2 k + 1`.
+struct Network {
+    to: Vec<usize>,
+    room: Vec<u64>,
+    cost: Vec<i64>,
+    from: Vec<Vec<usize>>,
+}
+
+impl Network {
+    fn new(vertices: usize) -> Self {
+        Self { to: vec![], room: vec![], cost: vec![], from: vec![vec![]; vertices] }
+    }
+
+    fn edge(&mut self, a: usize, b: usize, room: u64, cost: i64) {
+        for (a, b, room, cost) in [(a, b, room, cost), (b, a, 0, -cost)] {
+            self.from[a].push(self.to.len());
+            self.to.push(b);
+            self.room.push(room);
+            self.cost.push(cost);
+        }
+    }
+
+    /// Flow and cost of the cheapest maximum flow, by shortest augmenting paths (Bellman-Ford with a queue).
+    fn run(&mut self, source: usize, sink: usize) -> (u64, i64) {
+        let (mut flow, mut cost) = (0, 0);
+        loop {
+            let mut best = vec![i64::MAX; self.from.len()];
+            let mut by = vec![usize::MAX; self.from.len()];
+            let mut queue = VecDeque::from([source]);
+            best[source] = 0;
+            while let Some(a) = queue.pop_front() {
+                for &k in &self.from[a] {
+                    let (b, reached) = (self.to[k], best[a] + self.cost[k]);
+                    if self.room[k] > 0 && reached < best[b] {
+                        (best[b], by[b]) = (reached, k);
+                        queue.push_back(b);
+                    }
+                }
+            }
+            if best[sink] == i64::MAX {
+                return (flow, cost);
+            }
+            let (mut amount, mut at) = (u64::MAX, sink);
+            while at != source {
+                amount = amount.min(self.room[by[at]]);
+                at = self.to[by[at] ^ 1];
+            }
+            at = sink;
+            while at != source {
+                self.room[by[at]] -= amount;
+                self.room[by[at] ^ 1] += amount;
+                at = self.to[by[at] ^ 1];
+            }
+            flow += amount;
+            cost += amount as i64 * best[sink];
+        }
+    }
+}
+
+/// Whether all pairs find a place under a limit for each rank.
+fn fits(sources: &Sources, placement: &Placement, limit: impl Fn(usize) -> u64) -> bool {
+    let (experts, ranks) = (placement.experts(), placement.ranks());
+    let mut network = Network::new(experts + ranks + 2);
+    let (source, sink) = (experts + ranks, experts + ranks + 1);
+    for (e, &pairs) in sources.counts().per_expert().iter().enumerate() {
+        network.edge(source, e, u64::from(pairs), 0);
+        placement.hosts(e).iter().for_each(|&r| network.edge(e, experts + r as usize, u64::MAX, 0));
+    }
+    (0..ranks).for_each(|r| network.edge(experts + r, sink, limit(r), 0));
+    network.run(source, sink).0 == sources.counts().total()
+}
+
+/// The least busiest rank by bisection; `None` where even the capacities alone do not hold the pairs.
+fn least_busiest(sources: &Sources, placement: &Placement, capacity: Option<&[u64]>) -> Option<u64> {
+    let limit = |t: u64| move |r: usize| capacity.map_or(t, |c| t.min(c[r]));
+    let (mut low, mut high) = (0, sources.counts().total());
+    if !fits(sources, placement, limit(high)) {
+        return None;
+    }
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fits(sources, placement, limit(middle)) { high = middle } else { low = middle + 1 }
+    }
+    Some(high)
+}
+
+fn rank_loads(placement: &Placement, loads: &[u32]) -> Vec<u64> {
+    let mut sums = vec![0; placement.ranks()];
+    placement.iter().zip(loads).for_each(|((_, r), &load)| sums[r] += u64::from(load));
+    sums
+}
+
+/// Checks an assignment against the bisection; returns the busiest rank.
+fn check(sources: &Sources, placement: &Placement, capacity: Option<&[u64]>) -> Option<u64> {
+    let expected = least_busiest(sources, placement, capacity);
+    let found = assign(sources, placement, capacity);
+    let Some(expected) = expected else {
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("capacity") && error.contains("expert"), "{error}");
+        return None;
+    };
+    let loads = found.unwrap();
+    assert_eq!(loads.len(), placement.instances());
+    for (e, &pairs) in sources.counts().per_expert().iter().enumerate() {
+        assert_eq!(loads[placement.range(e)].iter().sum::<u32>(), pairs, "expert {e}");
+    }
+    let sums = rank_loads(placement, &loads);
+    assert_eq!(sums.iter().copied().max(), Some(expected), "{placement:?} {sources:?}");
+    if let Some(capacity) = capacity {
+        assert!(sums.iter().zip(capacity).all(|(sum, cap)| sum <= cap), "{sums:?} {capacity:?}");
+    }
+    assert_eq!(assign(sources, placement, capacity).unwrap(), loads);
+    Some(expected)
+}
+
+fn capacities(rng: &mut Philox, sources: &Sources, tightness: u64) -> Vec<u64> {
+    let counts = sources.counts();
+    let mean = counts.total() / counts.ranks() as u64;
+    (0..counts.ranks()).map(|_| draw(rng, 0..=1 + mean * tightness)).collect()
+}
+
+#[test]
+fn busiest_rank_is_least() {
+    let mut rng = Philox::new(41, 0);
+    let (mut bound, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        let (sources, placement) = problem(&mut rng, 12, 9, 6);
+        check(&sources, &placement, None);
+        let tightness = draw(&mut rng, 1..=6);
+        let capacity = capacities(&mut rng, &sources, tightness);
+        match check(&sources, &placement, Some(&capacity)) {
+            Some(busiest) => bound += usize::from(capacity.iter().any(|&c| c < busiest)),
+            None => refused += 1,
+        }
+    }
+    assert!(bound > 100 && refused > 100, "capacities bound {bound} times and were refused {refused} times");
+}
+
+#[test]
+fn busiest_rank_is_least_at_size() {
+    let mut rng = Philox::new(42, 0);
+    for _ in 0..60 {
+        let (sources, placement) = problem(&mut rng, 512, 64, 30);
+        check(&sources, &placement, None);
+        let capacity = capacities(&mut rng, &sources, 4);
+        check(&sources, &placement, Some(&capacity));
+    }
+}
+
+/// All ways of dividing the experts' pairs over their instances.
+fn brute_force(sources: &Sources, placement: &Placement) -> u64 {
+    fn place(at: usize, left: u32, sums: &mut [u64], supply: &[u32], placement: &Placement, best: &mut u64) {
+        let instances = placement.host_of_instance();
+        if at == instances.len() {
+            *best = (*best).min(sums.iter().copied().max().unwrap());
+            return;
+        }
+        let e = (0..supply.len()).find(|&e| placement.range(e).contains(&at)).unwrap();
+        let left = if placement.range(e).start == at { supply[e] } else { left };
+        let last = placement.range(e).end == at + 1;
+        for some in if last { left..=left } else { 0..=left } {
+            sums[instances[at] as usize] += u64::from(some);
+            place(at + 1, left - some, sums, supply, placement, best);
+            sums[instances[at] as usize] -= u64::from(some);
+        }
+    }
+    let mut best = u64::MAX;
+    place(0, 0, &mut vec![0; placement.ranks()], sources.counts().per_expert(), placement, &mut best);
+    best
+}
+
+#[test]
+fn busiest_rank_is_that_of_brute_force() {
+    let mut rng = Philox::new(43, 0);
+    let mut tried = 0;
+    while tried < 400 {
+        let (sources, placement) = problem(&mut rng, 3, 4, 1);
+        if sources.counts().per_expert().iter().any(|&n| n > 9) || placement.instances() > 7 {
+            continue;
+        }
+        tried += 1;
+        let loads = assign(&sources, &placement, None).unwrap();
+        let busiest = rank_loads(&placement, &loads).into_iter().max();
+        assert_eq!(busiest, Some(brute_force(&sources, &placement)), "{sources:?} {placement:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn busiest_rank_is_least_for_any_seed(seed: u64, experts in 1..24_u64, ranks in 1..16_u64, pairs in 0..40_u64) {
+        let (sources, placement) = problem(&mut Philox::new(seed, 1), experts, ranks, pairs);
+        check(&sources, &placement, None);
+    }
+}
+
+/// Pairs that cross nodes times 1,000 and pairs that cross ranks, the least under a limit for each rank.
+fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> u64 {
+    let (counts, instances) = (sources.counts(), placement.instances());
+    let (experts, ranks) = (counts.experts(), counts.ranks());
+    let demand = |s: usize, e: usize| instances + ranks + s * experts + e;
+    let (source, sink) = (demand(ranks, 0), demand(ranks, 1));
+    let mut network = Network::new(sink + 1);
+    for s in 0..ranks {
+        network.edge(instances + s, sink, limit, 0);
+        for e in 0..experts {
+            network.edge(source, demand(s, e), u64::from(counts.get(s, e)), 0);
+        }
+    }
+    for (i, (e, r)) in placement.iter().enumerate() {
+        network.edge(i, instances + r, u64::MAX, 0);
+        for s in 0..ranks {
+            let cost = i64::from(s != r) + 1000 * i64::from(sources.node_of(s) != sources.node_of(r));
+            network.edge(demand(s, e), i, u64::MAX, cost);
+        }
+    }
+    let (flow, cost) = network.run(source, sink);
+    assert_eq!(flow, counts.total());
+    cost as u64
+}
+
+/// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints what the comment below says.
+#[test]
+fn crossing_is_near_the_least() {
+    let mut rng = Philox::new(44, 0);
+    let (mut nodes, mut pairs, mut worst, mut equal, mut cases) = ((0, 0), (0, 0), 0.0_f64, 0, 0);
+    while cases < 1500 {
+        let (sources, placement) = problem(&mut rng, 8, 8, 12);
+        if sources.counts().total() == 0 {
+            continue;
+        }
+        cases += 1;
+        let loads = assign(&sources, &placement, None).unwrap();
+        let busiest = rank_loads(&placement, &loads).into_iter().max().unwrap();
+        let moved = traffic(&sources, &placement, &loads).unwrap();
+        let (found, least) =
+            (1000 * moved.crossing_nodes() + moved.crossing_ranks(), least_crossing(&sources, &placement, busiest));
+        assert!(found >= least, "{found} below the least {least}: {sources:?} {placement:?}");
+        equal += u32::from(found == least);
+        nodes = (nodes.0 + found / 1000, nodes.1 + least / 1000);
+        pairs.0 += found / 1000 - least / 1000;
+        pairs.1 += sources.counts().total();
+        worst = worst.max((found / 1000).saturating_sub(least / 1000) as f64 / sources.counts().total() as f64);
+    }
+    println!(
+        "{equal} of {cases} least; crossing {} against {}, {:.3} % more, {:.3} % of all pairs; worst case {:.2} % of its pairs",
+        nodes.0,
+        nodes.1,
+        100.0 * (nodes.0 as f64 / nodes.1 as f64 - 1.0),
+        100.0 * pairs.0 as f64 / pairs.1 as f64,
+        100.0 * worst
+    );
+}
+
+#[test]
+fn local_pairs_stay_where_nothing_forbids_it() {
+    // Every expert everywhere and balanced sources: nothing needs to move.
+    let counts = Counts::new(&[[5, 3, 2], [2, 5, 3], [3, 2, 5]]).unwrap();
+    let placement = Placement::new(3, &[[0, 1, 2], [0, 1, 2], [0, 1, 2]], vec![0, 1, 2], Ownership::Sharded).unwrap();
+    let sources = Sources::new(counts, 2).unwrap();
+    let loads = assign(&sources, &placement, None).unwrap();
+    assert_eq!(loads, [5, 2, 3, 3, 5, 2, 2, 3, 5]);
+    assert!(transport(&sources, &placement, &loads).unwrap().iter().all(|route| route.from == route.to));
+}
+
+#[test]
+fn refuses_what_does_not_fit() {
+    let counts = Counts::new(&[[6, 1], [4, 3]]).unwrap();
+    let placement = Placement::new(2, &[vec![0, 1], vec![1]], vec![0, 1], Ownership::Home).unwrap();
+    let sources = Sources::new(counts.clone(), 1).unwrap();
+    let says = |capacity: &[u64]| assign(&sources, &placement, Some(capacity)).unwrap_err().to_string();
+    assert!(matches!(assign(&sources, &placement, Some(&[1])), Err(Error::Shape { .. })));
+    let error = says(&[100, 3]);
+    assert!(error.contains("3 pairs on ranks 1") && error.contains("1 more: experts 1 have 4 pairs"), "{error}");
+    let error = says(&[6, 7]);
+    assert!(error.contains("13 pairs on ranks 0, 1") && error.contains("1 more: experts 0, 1"), "{error}");
+    assert_eq!(assign(&sources, &placement, Some(&[7, 7])).unwrap(), [7, 3, 4]);
+    assert_eq!(assign(&sources, &placement, Some(&[5, u64::MAX])).unwrap(), [5, 5, 4]);
+    let other = Placement::contiguous(3, 2, Ownership::Home).unwrap();
+    assert!(matches!(assign(&sources, &other, None), Err(Error::Shape { .. })));
+    let other = Placement::contiguous(2, 3, Ownership::Home).unwrap();
+    assert!(matches!(assign(&sources, &other, None), Err(Error::Shape { .. })));
+}
+
+#[test]
+fn carries_the_largest_counts() {
+    let counts = Counts::new(&[vec![u32::MAX; 40]]).unwrap();
+    let placement = Placement::contiguous(40, 1, Ownership::Home).unwrap();
+    let sources = Sources::new(counts, 1).unwrap();
+    assert_eq!(assign(&sources, &placement, None).unwrap(), [u32::MAX; 40]);
+}

@@ -1,0 +1,229 @@
+//! Which source sends how many pairs to which instance.
+
+use super::counts::Counts;
+use super::placement::Placement;
+use super::route::{Route, Sources, check_instances, check_node};
+use crate::{Error, Result};
+
+/// Splits the pairs of every (source, expert) over the expert's instances, none of which gets more than its limit (`[instances]`).
+///
+/// Local first, then inside the node, then the rest in rank order. Where the limits of an expert add up to its pairs, no other split
+/// keeps more of them on their rank or in their node. The routes are sorted by (expert, source); those of one (expert, source)
+/// begin with the local one, then come those inside the node, then the others, by ascending rank.
+///
+/// # Errors
+/// [`Error::Shape`] where sources, placement and limits differ in size; [`Error::Argument`] naming the expert whose limits do not
+/// hold its pairs.
+pub fn transport(sources: &Sources, placement: &Placement, limits: &[u32]) -> Result<Vec<Route>> {
+    split(sources.counts(), sources.ranks_per_node(), placement, limits, "limits")
+}
+
+/// Routes retained pairs, `[R, E]`, to any instances of their experts, within the backward capacity of each (`[instances]`): as
+/// [`transport`] does.
+///
+/// # Errors
+/// As [`transport`], and [`Error::Argument`] for 0 ranks a node.
+pub fn route_backward(
+    retained: &Counts,
+    ranks_per_node: usize,
+    placement: &Placement,
+    capacity: &[u32],
+) -> Result<Vec<Route>> {
+    check_node(ranks_per_node)?;
+    split(retained, ranks_per_node, placement, capacity, "backward capacity")
+}
+
+/// Routes retained pairs to where their forward ran: `retained[i]` of the pairs of `forward[i]`. Routes without any are left out.
+///
+/// # Errors
+/// [`Error::Shape`] where the lists differ in length; [`Error::Argument`] naming a route that retains more than it has.
+pub fn follow(forward: &[Route], retained: &[u32]) -> Result<Vec<Route>> {
+    if forward.len() != retained.len() {
+        return Err(Error::shape("retained pairs", retained.len(), format!("{} forward routes", forward.len())));
+    }
+    if let Some((route, kept)) = forward.iter().zip(retained).find(|(route, kept)| **kept > route.pairs) {
+        let Route { expert, from, to, pairs } = route;
+        let name = format!("retained pairs of expert {expert} from rank {from} on rank {to}");
+        return Err(Error::argument(name, kept, format!("at most {pairs}, as forward has")));
+    }
+    let kept = forward.iter().zip(retained).filter(|(_, kept)| **kept > 0);
+    Ok(kept.map(|(route, &pairs)| Route { pairs, ..*route }).collect())
+}
+
+/// Where the retained pairs are expected to come from: `q_e n[s][e] / n_e`, `[R, E]`, made whole such that the pairs of each expert
+/// add up to its quota `q_e`: the largest remainders are rounded up, the lower rank first among equals.
+///
+/// # Errors
+/// [`Error::Shape`] where there is not one quota for each expert; [`Error::Argument`] for a quota above its count.
+pub fn expected_retained(counts: &Counts, quotas: &[u32]) -> Result<Counts> {
+    let (ranks, experts) = (counts.ranks(), counts.experts());
+    if quotas.len() != experts {
+        return Err(Error::shape("quotas", quotas.len(), format!("{experts} experts")));
+    }
+    if let Some(e) = (0..experts).find(|&e| quotas[e] > counts.per_expert()[e]) {
+        let allowed = format!("at most its count {}", counts.per_expert()[e]);
+        return Err(Error::argument(format!("quotas[{e}]"), quotas[e], allowed));
+    }
+    let mut retained = vec![0; ranks * experts];
+    let mut remainders = Vec::with_capacity(ranks);
+    Columns::new(counts).for_each(|e, column| {
+        let (quota, all) = (u64::from(quotas[e]), u64::from(counts.per_expert()[e]));
+        if quota == 0 {
+            return Ok(());
+        }
+        remainders.clear();
+        let mut left = quota;
+        for (s, &n) in column.iter().enumerate().filter(|(_, n)| **n > 0) {
+            let share = quota * u64::from(n);
+            let (whole, rest) = (share / all, share % all);
+            // At most n, as the quota is at most all.
+            retained[s * experts + e] = whole as u32;
+            left -= whole;
+            // Those without a remainder are never rounded up: the sum of remainders is `left` times `all`, and each is below `all`.
+            remainders.push((std::cmp::Reverse(rest), s as u32));
+        }
+        let up = left as usize;
+        if up > 0 {
+            remainders.select_nth_unstable(up - 1);
+            remainders[..up].iter().for_each(|&(_, s)| retained[s as usize * experts + e] += 1);
+        }
+        Ok(())
+    })?;
+    Counts::from_flat(ranks, experts, retained)
+}
+
+fn split(
+    counts: &Counts,
+    ranks_per_node: usize,
+    placement: &Placement,
+    limits: &[u32],
+    name: &str,
+) -> Result<Vec<Route>> {
+    counts.check(placement.ranks(), placement.experts())?;
+    check_instances(name, limits.len(), placement)?;
+    let sources = counts.flat().iter().filter(|&&n| n > 0).count();
+    let mut routes = Vec::with_capacity(sources.saturating_add(placement.instances()));
+    let mut splitter = Splitter { ranks_per_node, room: Vec::new(), near: Vec::new() };
+    Columns::new(counts).for_each(|e, column| {
+        let own = &limits[placement.range(e)];
+        let (pairs, room) = (counts.per_expert()[e], own.iter().map(|&c| u64::from(c)).sum::<u64>());
+        if room < u64::from(pairs) {
+            let name = format!("{name} of expert {e} on ranks {:?}", placement.hosts(e));
+            return Err(Error::argument(name, format!("{own:?}, in all {room}"), format!("{pairs} or more in all")));
+        }
+        if pairs > 0 {
+            splitter.split(e, column, placement.hosts(e), own, &mut routes);
+        }
+        Ok(())
+    })?;
+    Ok(routes)
+}
+
+/// Splits one expert at a time; its buffers serve all.
+struct Splitter {
+    ranks_per_node: usize,
+    /// What each instance still takes.
+    room: Vec<u32>,
+    /// Routes to other ranks of the node: source, index of the instance, pairs.
+    near: Vec<(u32, u32, u32)>,
+}
+
+impl Splitter {
+    /// `column`: pairs of each rank, as many as fit; sorted by source, as are `hosts`.
+    fn split(&mut self, e: usize, column: &mut [u32], hosts: &[u32], limits: &[u32], routes: &mut Vec<Route>) {
+        let Self { ranks_per_node, room, near } = self;
+        room.clear();
+        room.extend(limits);
+        // Local pairs leave the column at once; `limits - room` remembers them.
+        for (room, &r) in room.iter_mut().zip(hosts) {
+            let local = column[r as usize].min(*room);
+            column[r as usize] -= local;
+            *room -= local;
+        }
+        let local_room = room.clone();
+        near.clear();
+        let mut first = 0;
+        while first < hosts.len() {
+            let node = hosts[first] as usize / *ranks_per_node;
+            let in_node = |r: &&u32| **r as usize / *ranks_per_node == node;
+            let end = first + hosts[first..].iter().take_while(in_node).count();
+            let ranks =
+                node * *ranks_per_node..node.saturating_add(1).saturating_mul(*ranks_per_node).min(column.len());
+            let mut to = first;
+            for s in ranks {
+                while column[s] > 0 && to < end {
+                    let pairs = column[s].min(room[to]);
+                    if pairs == 0 {
+                        to += 1;
+                        continue;
+                    }
+                    near.push((s as u32, to as u32, pairs));
+                    column[s] -= pairs;
+                    room[to] -= pairs;
+                }
+            }
+            first = end;
+        }
+        let (mut own, mut next, mut to) = (0, 0, 0);
+        for (s, far) in (0_u32..).zip(column.iter_mut()) {
+            let mut emit = |at: usize, pairs| routes.push(Route { expert: e as u32, from: s, to: hosts[at], pairs });
+            if hosts.get(own) == Some(&s) {
+                let local = limits[own] - local_room[own];
+                if local > 0 {
+                    emit(own, local);
+                }
+                own += 1;
+            }
+            while let Some(&(_, at, pairs)) = near.get(next).filter(|route| route.0 == s) {
+                emit(at as usize, pairs);
+                next += 1;
+            }
+            while *far > 0 && to < hosts.len() {
+                let pairs = (*far).min(room[to]);
+                if pairs == 0 {
+                    to += 1;
+                    continue;
+                }
+                emit(to, pairs);
+                *far -= pairs;
+                room[to] -= pairs;
+            }
+        }
+    }
+}
+
+/// The columns of a matrix of counts, one after the other: read in blocks, since a column alone uses a sixteenth of the
+/// memory it touches.
+struct Columns<'a> {
+    counts: &'a Counts,
+    block: Vec<u32>,
+}
+
+impl<'a> Columns<'a> {
+    const WIDTH: usize = 16;
+
+    fn new(counts: &'a Counts) -> Self {
+        Self { counts, block: vec![0; counts.ranks() * Self::WIDTH] }
+    }
+
+    /// Calls `f` with every expert and its pairs from each rank, which it may change.
+    fn for_each(mut self, mut f: impl FnMut(usize, &mut [u32]) -> Result<()>) -> Result<()> {
+        let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
+        for first in (0..experts).step_by(Self::WIDTH) {
+            let width = Self::WIDTH.min(experts - first);
+            for (s, row) in self.counts.flat().chunks_exact(experts).enumerate() {
+                for (k, &n) in row[first..first + width].iter().enumerate() {
+                    self.block[k * ranks + s] = n;
+                }
+            }
+            for (k, column) in self.block.chunks_exact_mut(ranks).take(width).enumerate() {
+                f(first + k, column)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "transport_tests.rs"]
+mod tests;
