@@ -12,6 +12,7 @@
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 
+mod capacity;
 pub mod cluster;
 mod counts;
 mod curve;
@@ -35,6 +36,6 @@ pub use options::PlanOptions;
 pub use placement::Placement;
 pub use policy::{Decision, Input, Policy};
 pub use quota::{Limit, QuotaOptions, Quotas};
-pub use retained::{RetentionPlan, plan_one_rank};
+pub use retained::{RetentionPlan, plan_one_rank, plan_within, rank_capacity};
 pub use retention::Retention;
 pub use setup::Setup;
