@@ -144,14 +144,17 @@ impl Curve<'_> {
         }
     }
 
-    /// The real-valued quota at which the threshold falls to `tau`, as far as it has any effect.
-    pub(crate) fn quota_at(&self, tau: f64) -> f64 {
+    /// The real-valued quota at which the threshold falls to `tau`, as far as it has any effect, and how much of that is in
+    /// inverse proportion to `tau` nearby.
+    pub(crate) fn quota_at(&self, tau: f64) -> (f64, f64) {
         if tau > self.steep || self.scores.is_empty() {
-            return 0.0;
+            return (0.0, 0.0);
         }
         let heavy = self.scores.partition_point(|&m| m > tau);
-        let y = if heavy == self.scores.len() { self.finite } else { self.above[heavy] + self.below[heavy] / tau };
-        self.infinite + 1.0 + y.max(self.straight()).min(self.finite - 1.0)
+        let light = if heavy == self.scores.len() { 0.0 } else { self.below[heavy] / tau };
+        let free = if heavy == self.scores.len() { self.finite } else { self.above[heavy] + light };
+        let y = free.max(self.straight()).min(self.finite - 1.0);
+        (self.infinite + 1.0 + y, if y == free { light } else { 0.0 })
     }
 }
 

@@ -15,6 +15,7 @@
 mod apportion;
 mod canonical;
 mod assign;
+mod capacity;
 pub mod cluster;
 mod cost;
 mod counts;
@@ -45,7 +46,7 @@ pub use options::PlanOptions;
 pub use placement::Placement;
 pub use policy::{Decision, Input, Lrmoe, Policy};
 pub use quota::{Limit, QuotaOptions, Quotas};
-pub use retained::{RetentionPlan, plan_one_rank};
+pub use retained::{RetentionPlan, plan_one_rank, plan_within, rank_capacity};
 pub use retention::Retention;
 pub use setup::Setup;
 pub use value::Plan;

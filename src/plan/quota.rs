@@ -3,9 +3,11 @@
 //! Minimises `sum_e omega_e V_e(q_e - 1)` with `omega_e = S_e^(2 alpha - 2)` under `sum q_e = Q` and
 //! `min(n_e, q_min) <= q_e <= n_e`, where `V_e` is the variance of threshold sampling and `S_e` the expert's
 //! score sum. Each `V_e` is convex, so granting one pair at a time to the expert that gains most is optimal. The result
-//! is exactly that of these unit grants, ties going to the lower expert index, but found by bisection: at the optimum
+//! is exactly that of these unit grants, ties going to the lower expert index, but found faster: at the optimum
 //! `omega_e tau_e^2` is about the same for all experts, so one number, the common threshold, gives every quota to within a few pairs,
 //! and only those are granted one by one.
+//!
+//! [`quotas_within`] adds the ranks: what the experts retain must fit the ranks that host them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,8 +15,10 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity;
 use super::curve::Curves;
 use super::demand::Demand;
+use super::placement::Placement;
 use crate::{Error, Result, portable};
 
 /// What is minimised, and the floor.
@@ -51,12 +55,16 @@ impl QuotaOptions {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Limit {
-    /// The floors `min(n_e, q_min)` alone are more than was asked; they are the quotas.
+    /// The floors `min(n_e, q_min)` alone are more than was asked, and are the quotas; or they alone do not fit the ranks,
+    /// whose capacities were raised for them.
     Floor,
     /// The noise budget would have been met with less than the smallest fraction allowed.
     MinFraction,
     /// The noise budget is not met even with the largest fraction allowed.
     MaxFraction,
+    /// The capacities of the ranks moved pairs to other experts than the demand alone would choose, or kept their sum below what
+    /// was asked.
+    RankCapacity,
 }
 
 impl Limit {
@@ -67,6 +75,7 @@ impl Limit {
             Self::Floor => "floor",
             Self::MinFraction => "min_fraction",
             Self::MaxFraction => "max_fraction",
+            Self::RankCapacity => "rank_capacity",
         }
     }
 
@@ -76,6 +85,7 @@ impl Limit {
             Self::Floor => 1,
             Self::MinFraction => 2,
             Self::MaxFraction => 3,
+            Self::RankCapacity => 4,
         }
     }
 }
@@ -91,7 +101,7 @@ impl std::fmt::Display for Limit {
 pub struct Quotas {
     /// `[E]` pairs to retain.
     pub q: Vec<u32>,
-    /// The Q that was asked for or found; the sum of `q` unless [`Limit::Floor`] binds.
+    /// The Q that was asked for or found; the sum of `q` unless [`Limit::Floor`] raised or [`Limit::RankCapacity`] lowered it.
     pub requested: u64,
     /// Limits that bound, each once, in the order of their definition.
     pub limits: Vec<Limit>,
@@ -130,34 +140,52 @@ pub fn quotas_for_noise(
     theta: f64,
     range: RangeInclusive<u64>,
 ) -> Result<Quotas> {
-    check_theta(theta)?;
     let mut solver = Solver::new(counts, demand, options)?;
-    let (first, last) = range.into_inner();
-    solver.check_total(last)?;
-    if first > last {
-        return Err(Error::argument("range", format!("{first}..={last}"), "a first sum not above the last"));
+    let (sum, bound) = solver.sum_for_noise(theta, range)?;
+    solver.solve(sum);
+    Ok(solver.finish(sum, bound))
+}
+
+/// Quotas with the sum `total` that the ranks can carry: pairs can be shared out over the experts' hosts in `placement` so that
+/// no rank back-propagates more than its `capacity`, `[R]` pairs.
+///
+/// Among all such quotas these are the best: exactly what granting one pair at a time gives, the best gain first, where a grant
+/// that the ranks cannot carry is forfeited. They are those of [`quotas`] unless [`Limit::RankCapacity`] says otherwise; their sum
+/// falls short of `total` only where no more can be carried. Floors win over capacities: where the floors alone do not fit,
+/// every rank gets at least the least common capacity with which they do, and [`Limit::Floor`] is reported.
+///
+/// ```
+/// use lrmoe::plan::quota::{QuotaOptions, quotas, quotas_within};
+/// use lrmoe::plan::{Demand, Limit, Ownership, Placement};
+///
+/// let counts = [60, 60, 240];
+/// let (demand, options) = (Demand::uniform(&counts), QuotaOptions { alpha: 1.0, q_min: 2 });
+/// assert_eq!(quotas(&counts, &demand, &options, 123)?.q, [21, 21, 81]);
+/// // Experts 0 and 1 on rank 0, 2 on rank 1: what rank 1 cannot carry goes to rank 0.
+/// let placement = Placement::new(2, &[[0], [0], [1]], vec![0, 0, 1], Ownership::Home)?;
+/// let within = quotas_within(&counts, &demand, &options, 123, &placement, &[65, 65])?;
+/// assert_eq!((within.q, within.limits), (vec![29, 29, 65], vec![Limit::RankCapacity]));
+/// # Ok::<(), lrmoe::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`quotas`], and [`Error::Shape`] where `counts`, `placement` and `capacity` differ in experts or ranks.
+pub fn quotas_within(
+    counts: &[u32],
+    demand: &Demand,
+    options: &QuotaOptions,
+    total: u64,
+    placement: &Placement,
+    capacity: &[u64],
+) -> Result<Quotas> {
+    capacity::check(counts, placement)?;
+    if capacity.len() != placement.ranks() {
+        return Err(Error::shape("capacity", capacity.len(), format!("{} ranks", placement.ranks())));
     }
-    // Quotas of a larger sum are nowhere smaller where that matters, so eta never rises with the sum.
-    if solver.eta_at(first) <= theta {
-        let limit = (first > 0).then_some(Limit::MinFraction);
-        return Ok(solver.finish(first, limit));
-    }
-    if solver.eta_at(last) > theta {
-        return Ok(solver.finish(last, Some(Limit::MaxFraction)));
-    }
-    let (mut too_noisy, mut enough) = (first, last);
-    while enough - too_noisy > 1 {
-        let middle = too_noisy + (enough - too_noisy) / 2;
-        if solver.eta_at(middle) <= theta {
-            enough = middle;
-            solver.within.0 = solver.found.0;
-        } else {
-            too_noisy = middle;
-            solver.within.1 = solver.found.1;
-        }
-    }
-    solver.solve(enough);
-    Ok(solver.finish(enough, None))
+    let mut solver = Solver::new(counts, demand, options)?;
+    solver.check_total(total)?;
+    let bound = capacity::solve(&mut solver, total, placement, capacity);
+    Ok(solver.finish(total, bound))
 }
 
 /// Predicted noise of selection: `sum_e V_e(q_e - 1) / sum m^2`, 0 if everything eligible is retained.
@@ -192,8 +220,8 @@ pub(crate) fn check_theta(theta: f64) -> Result<()> {
     Err(Error::argument("noise budget theta", theta, "a finite number >= 0"))
 }
 
-/// Everything that does not depend on the sum of the quotas, and the quotas of the last sum solved for.
-struct Solver<'a> {
+/// Everything that does not depend on the sum of the quotas, and the quotas of the last sums solved for.
+pub(super) struct Solver<'a> {
     counts: &'a [u32],
     curves: Curves,
     sum_sq: f64,
@@ -201,20 +229,22 @@ struct Solver<'a> {
     /// `[E]` `S_e^(1 - alpha)` relative to the largest S: `omega_e = 1 / relief_e^2`; 0 where `S_e` is 0.
     relief: Vec<f64>,
     /// `[E]` lower bounds.
-    floors: Vec<u32>,
+    pub(super) floors: Vec<u32>,
     /// `[E]` where gains end, at least the floor.
-    ceilings: Vec<u32>,
-    /// Bits of two common thresholds: at the first more pairs are asked for than any sum still to be solved for, at the
-    /// second no more than that.
-    within: (u64, u64),
-    /// The same for the last sum alone: tighter.
-    found: (u64, u64),
-    quotas: Vec<u32>,
-    heap: BinaryHeap<(u64, Reverse<usize>)>,
+    pub(super) ceilings: Vec<u32>,
+    /// Bits of the least and the greatest common threshold there is.
+    ends: (u64, u64),
+    /// The same of the last one found: a first guess.
+    last: u64,
+    /// `0..E`.
+    all: Vec<u32>,
+    /// `[E]` what was solved for.
+    pub(super) quotas: Vec<u32>,
+    heap: BinaryHeap<(u64, Reverse<u32>)>,
 }
 
 impl<'a> Solver<'a> {
-    fn new(counts: &'a [u32], demand: &Demand, options: &QuotaOptions) -> Result<Self> {
+    pub(super) fn new(counts: &'a [u32], demand: &Demand, options: &QuotaOptions) -> Result<Self> {
         options.validate()?;
         let scaled = demand.scaled_to(counts)?;
         let curves = Curves::new(&scaled, counts);
@@ -230,14 +260,15 @@ impl<'a> Solver<'a> {
         });
         let (least, most) = ends.fold((f64::MAX, 0.0), |(least, most), (a, b)| (a.min(least), b.max(most)));
         // Positive floats order as their bits, so halving the distance of the bits halves that of the exponents.
-        let within = (least.to_bits(), f64::max(least, most).to_bits());
+        let ends = (least.to_bits(), f64::max(least, most).to_bits());
         Ok(Self {
             counts,
             sum_sq: scaled.sum_sq(),
             pairs: total(counts),
             relief,
-            within,
-            found: within,
+            ends,
+            last: ends.0,
+            all: (0..counts.len() as u32).collect(),
             quotas: floors.clone(),
             heap: BinaryHeap::with_capacity(counts.len()),
             floors,
@@ -258,81 +289,123 @@ impl<'a> Solver<'a> {
         noise(&self.curves, &self.quotas, self.sum_sq)
     }
 
+    /// The smallest sum in `range` whose noise is at most `theta`, or an end of it and why.
+    pub(super) fn sum_for_noise(&mut self, theta: f64, range: RangeInclusive<u64>) -> Result<(u64, Option<Limit>)> {
+        check_theta(theta)?;
+        let (first, last) = range.into_inner();
+        self.check_total(last)?;
+        if first > last {
+            return Err(Error::argument("range", format!("{first}..={last}"), "a first sum not above the last"));
+        }
+        // Quotas of a larger sum are nowhere smaller where that matters, so eta never rises with the sum.
+        if self.eta_at(first) <= theta {
+            return Ok((first, (first > 0).then_some(Limit::MinFraction)));
+        }
+        if self.eta_at(last) > theta {
+            return Ok((last, Some(Limit::MaxFraction)));
+        }
+        let (mut too_noisy, mut enough) = (first, last);
+        while enough - too_noisy > 1 {
+            let middle = too_noisy + (enough - too_noisy) / 2;
+            if self.eta_at(middle) <= theta { enough = middle } else { too_noisy = middle }
+        }
+        Ok((enough, None))
+    }
+
     /// Sets the quotas for one sum, at most the number of pairs.
-    fn solve(&mut self, sum: u64) {
-        self.quotas.copy_from_slice(&self.floors);
-        self.found = self.within;
-        if total(&self.floors) >= sum {
+    pub(super) fn solve(&mut self, sum: u64) {
+        let all = std::mem::take(&mut self.all);
+        self.solve_for(&all, sum);
+        self.all = all;
+    }
+
+    /// Sets the quotas of some experts to those that are best for one sum of theirs, or to their counts where the sum is more than
+    /// all their pairs.
+    pub(super) fn solve_for(&mut self, experts: &[u32], sum: u64) {
+        let total = |bounds: &[u32]| -> u64 { experts.iter().map(|&e| u64::from(bounds[e as usize])).sum() };
+        let (floors, ceilings) = (total(&self.floors), total(&self.ceilings));
+        let start = if ceilings <= sum { &self.ceilings } else { &self.floors };
+        experts.iter().for_each(|&e| self.quotas[e as usize] = start[e as usize]);
+        if floors >= sum {
             return;
         }
-        if total(&self.ceilings) <= sum {
-            self.quotas.copy_from_slice(&self.ceilings);
-        } else {
-            self.start_below(sum);
-            self.grant(sum - total(&self.quotas));
+        if ceilings > sum {
+            self.start_below(experts, sum);
+            self.grant(experts, sum - total(&self.quotas));
         }
-        self.spread(sum - total(&self.quotas));
+        let left = sum - total(&self.quotas);
+        self.spread(experts, left.min(total(self.counts) - total(&self.quotas)));
     }
 
     /// Raises the quotas to grants that are certainly among the best ones for `sum`, leaving few pairs over.
     ///
     /// For a common threshold `t`, every grant up to `quota_at(t * relief)` gains at least `t^2` and every grant more than one
-    /// beyond it gains less. If even the upper counts fit into `sum`, the lower ones are safe.
-    fn start_below(&mut self, sum: u64) {
-        let experts = self.counts.len() as u64;
-        let (mut low, mut high) = self.within;
+    /// beyond it gains less. If even the upper counts fit into `sum`, the lower ones are safe. The upper counts are about
+    /// linear in `1 / t`, so Newton's steps find a threshold soon; every third step halves the range whatever happens.
+    fn start_below(&mut self, experts: &[u32], sum: u64) {
+        let few = experts.len() as u64;
+        let (mut low, mut high) = self.ends;
+        let (mut next, mut step) = (self.last, 0);
+        let mut safe = self.upper(experts, high).0 <= sum;
         while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            let upper = self.upper(middle);
+            let at = if low < next && next < high { next } else { low + (high - low) / 2 };
+            let (upper, light) = self.upper(experts, at);
             if upper > sum {
-                low = middle;
-                continue;
+                low = at;
+            } else {
+                (high, safe) = (at, true);
+                if sum - upper < few {
+                    break;
+                }
             }
-            high = middle;
-            if sum - upper < experts {
-                break;
-            }
+            step += 1;
+            let missing = sum as f64 - 0.5 * few as f64 - upper as f64;
+            // Nonsense (negative, infinite, not a number) has bits beyond the range and is not used.
+            next = if step % 3 == 0 { 0 } else { (f64::from_bits(at) * (light / (light + missing))).to_bits() };
         }
-        self.found = (low, high);
-        if self.upper(high) <= sum {
-            for e in 0..self.counts.len() {
-                self.quotas[e] = self.around(e, high).0;
-            }
+        self.last = high;
+        if safe {
+            experts.iter().for_each(|&e| self.quotas[e as usize] = self.around(e as usize, high).0);
         }
     }
 
-    /// No fewer than the pairs whose grants gain as much as a common threshold asks.
-    fn upper(&self, threshold_bits: u64) -> u64 {
-        (0..self.counts.len()).map(|e| u64::from(self.around(e, threshold_bits).1)).sum()
+    /// No fewer than the pairs whose grants gain as much as a common threshold asks, and how many of these are in inverse
+    /// proportion to it nearby.
+    fn upper(&self, experts: &[u32], threshold_bits: u64) -> (u64, f64) {
+        experts.iter().fold((0, 0.0), |(pairs, light), &e| {
+            let (_, upper, own) = self.around(e as usize, threshold_bits);
+            (pairs + u64::from(upper), light + own)
+        })
     }
 
     /// The whole quotas around the common threshold, within the bounds: grants up to the first surely gain enough, grants
-    /// beyond the second surely do not.
-    fn around(&self, e: usize, threshold_bits: u64) -> (u32, u32) {
-        let quota = self.curves.get(e).quota_at(f64::from_bits(threshold_bits) * self.relief[e]);
+    /// beyond the second surely do not. Third, what of them is in inverse proportion to the threshold.
+    fn around(&self, e: usize, threshold_bits: u64) -> (u32, u32, f64) {
+        let (quota, light) = self.curves.get(e).quota_at(f64::from_bits(threshold_bits) * self.relief[e]);
         // Far more than rounding can move a quota of this size, far less than a pair.
         let slack = quota * 1e-12 + 1e-6;
-        let bounded = |q: f64| (q as u32).clamp(self.floors[e], self.ceilings[e]);
-        (bounded((quota - slack).floor()), bounded((quota + slack).floor() + 1.0))
+        let (floor, ceiling) = (self.floors[e], self.ceilings[e]);
+        let bounded = |q: f64| (q as u32).clamp(floor, ceiling);
+        let upper = bounded((quota + slack).floor() + 1.0);
+        (bounded((quota - slack).floor()), upper, if floor < upper && upper < ceiling { light } else { 0.0 })
     }
 
     /// Grants single pairs, the best gain first, as long as there is one.
-    fn grant(&mut self, pairs: u64) {
+    fn grant(&mut self, experts: &[u32], pairs: u64) {
         self.heap.clear();
-        for e in 0..self.counts.len() {
-            self.offer(e);
-        }
+        experts.iter().for_each(|&e| self.offer(e));
         for _ in 0..pairs {
             let Some((_, Reverse(e))) = self.heap.pop() else { return };
-            self.quotas[e] += 1;
+            self.quotas[e as usize] += 1;
             self.offer(e);
         }
     }
 
     /// Puts the next pair of an expert up for granting.
-    fn offer(&mut self, e: usize) {
-        let gain = self.gain(e, self.quotas[e]);
-        if gain > 0.0 && self.quotas[e] < self.ceilings[e] {
+    fn offer(&mut self, e: u32) {
+        let quota = self.quotas[e as usize];
+        let gain = self.gain(e as usize, quota);
+        if gain > 0.0 && quota < self.ceilings[e as usize] {
             self.heap.push((gain.to_bits(), Reverse(e)));
         }
     }
@@ -342,34 +415,38 @@ impl<'a> Solver<'a> {
         if relief > 0.0 { self.curves.get(e).gain(quota) / (relief * relief) } else { 0.0 }
     }
 
-    /// Shares out pairs that gain nothing, in proportion to the pairs each expert still drops; what rounding leaves goes to
-    /// the largest remainders, the lower index first.
-    fn spread(&mut self, pairs: u64) {
-        let room: u64 = self.pairs - total(&self.quotas);
-        if pairs == 0 || room == 0 {
+    /// Shares out pairs that gain nothing, at most those still dropped, in proportion to the pairs each expert still drops; what
+    /// rounding leaves goes to the largest remainders, the lower index first.
+    fn spread(&mut self, experts: &[u32], pairs: u64) {
+        if pairs == 0 {
             return;
         }
+        let dropped = |e: u32, quotas: &[u32]| u64::from(self.counts[e as usize] - quotas[e as usize]);
+        let room: u64 = experts.iter().map(|&e| dropped(e, &self.quotas)).sum();
         let mut left = pairs;
-        let mut remainders = Vec::with_capacity(self.counts.len());
-        for (e, quota) in self.quotas.iter_mut().enumerate() {
-            let share = u128::from(pairs) * u128::from(self.counts[e] - *quota);
+        let mut remainders = Vec::with_capacity(experts.len());
+        for &e in experts {
+            let share = u128::from(pairs) * u128::from(dropped(e, &self.quotas));
             // At most the room of this expert, as `pairs <= room`.
             let whole = (share / u128::from(room)) as u32;
-            *quota += whole;
+            self.quotas[e as usize] += whole;
             left -= u64::from(whole);
             remainders.push((Reverse(share % u128::from(room)), e));
         }
         remainders.sort_unstable();
         for (_, e) in remainders.into_iter().take(left as usize) {
-            self.quotas[e] += 1;
+            self.quotas[e as usize] += 1;
         }
     }
 
-    fn finish(self, requested: u64, bound: Option<Limit>) -> Quotas {
+    pub(super) fn finish(self, requested: u64, bound: impl IntoIterator<Item = Limit>) -> Quotas {
         let floor = (total(&self.quotas) > requested).then_some(Limit::Floor);
+        let mut limits: Vec<Limit> = floor.into_iter().chain(bound).collect();
+        limits.sort_unstable();
+        limits.dedup();
         Quotas {
             requested,
-            limits: floor.into_iter().chain(bound).collect(),
+            limits,
             tau: self.quotas.iter().enumerate().map(|(e, &q)| self.curves.get(e).tau(q)).collect(),
             eta: noise(&self.curves, &self.quotas, self.sum_sq),
             q: self.quotas,

@@ -88,7 +88,8 @@ fn unit_grants(counts: &[u32], demand: &Demand, options: &QuotaOptions, sum: u64
         let Some(e) = best.1 else { break };
         solver.quotas[e] += 1;
     }
-    solver.spread(sum.saturating_sub(total(&solver.quotas)));
+    let all: Vec<u32> = (0..counts.len() as u32).collect();
+    solver.spread(&all, sum.saturating_sub(total(&solver.quotas)));
     solver.quotas
 }
 

@@ -1,12 +1,15 @@
 //! What one layer retains in one step.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity;
 use super::demand::Demand;
 use super::options::PlanOptions;
-use super::quota::{self, Limit};
+use super::placement::Placement;
+use super::quota::{self, Limit, Solver};
 use super::retention::Retention;
 use crate::{Error, Result};
 
@@ -54,8 +57,13 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
             return Err(Error::argument(format!("plan.quotas[{e}]"), quotas[e], format!("at most {}", counts[e])));
         }
         let retained = quota::total(&quotas);
-        if retained < requested || (retained > requested && !limits.contains(&Limit::Floor)) {
-            let allowed = format!("the sum of quotas {retained}, unless the floor limit binds");
+        let explained = match retained.cmp(&requested) {
+            Ordering::Less => limits.contains(&Limit::RankCapacity),
+            Ordering::Equal => true,
+            Ordering::Greater => limits.contains(&Limit::Floor),
+        };
+        if !explained {
+            let allowed = format!("the sum of quotas {retained}, unless floor raised or rank_capacity lowered it");
             return Err(Error::argument("plan.requested", requested, allowed));
         }
         if !predicted_eta.is_finite() || predicted_eta < 0.0 {
@@ -74,8 +82,50 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
 /// [`Error::Argument`] for options out of range or no experts, [`Error::Shape`] where `demand` has another number of experts,
 /// [`Error::Overflow`] where the pairs pass 2^53.
 pub fn plan_one_rank(counts: &[u32], demand: Option<&Demand>, options: &PlanOptions) -> Result<RetentionPlan> {
+    plan(counts, demand, options, None)
+}
+
+/// Plans one layer over many ranks: as [`plan_one_rank`] for the pairs of all ranks, `[E]`, with quotas that no rank of
+/// `placement` needs more than its [`rank_capacity`] for.
+///
+/// The sum of the quotas is found from the retention without regard to the ranks; the quotas are then those of
+/// [`quota::quotas_within`], and [`RetentionPlan::predicted_eta`] is theirs. Where the retention asks for every pair it asks for plain
+/// training, so no capacity is applied, whatever the load of the ranks. On one rank the plan is that of
+/// [`plan_one_rank`].
+///
+/// # Errors
+/// As [`plan_one_rank`], and [`Error::Shape`] where `placement` has another number of experts.
+pub fn plan_within(
+    counts: &[u32],
+    demand: Option<&Demand>,
+    options: &PlanOptions,
+    placement: &Placement,
+) -> Result<RetentionPlan> {
+    plan(counts, demand, options, Some(placement))
+}
+
+/// Pairs that each of `ranks` ranks may back-propagate when `total` are retained: `ceil((1 + slack) total / ranks)`.
+///
+/// The slack counts in whole millionths, to the nearest, so that the result is exact: that of decimal arithmetic on every machine.
+#[must_use]
+pub fn rank_capacity(total: u64, slack: f64, ranks: usize) -> u64 {
+    const ONE: u128 = 1_000_000;
+    // At most 2^64 - 1 millionths: the cast saturates. One factor below 2^64 + 2^20, one below 2^64: saturation changes
+    // nothing that would fit the result.
+    let share = ONE + u128::from((slack * ONE as f64).round() as u64);
+    let capacity = u128::from(total).saturating_mul(share).div_ceil(ONE * (ranks as u128).max(1));
+    u64::try_from(capacity).unwrap_or(u64::MAX)
+}
+
+fn plan(
+    counts: &[u32],
+    demand: Option<&Demand>,
+    options: &PlanOptions,
+    placement: Option<&Placement>,
+) -> Result<RetentionPlan> {
     options.validate()?;
     check_counts(counts)?;
+    placement.map_or(Ok(()), |placement| capacity::check(counts, placement))?;
     let uniform;
     let demand = match demand {
         Some(demand) => demand,
@@ -87,13 +137,24 @@ pub fn plan_one_rank(counts: &[u32], demand: Option<&Demand>, options: &PlanOpti
     let pairs = quota::total(counts);
     // Exact: check_counts keeps the number of pairs within the integers of f64, and a fraction is at most 1.
     let part = |fraction: f64| ((fraction * pairs as f64).round() as u64).min(pairs);
-    let quota_options = options.quota_options();
-    let quotas = match options.retention {
-        Retention::Fraction(fraction) => quota::quotas(counts, demand, &quota_options, part(fraction))?,
+    let mut solver = Solver::new(counts, demand, &options.quota_options())?;
+    let (sum, ends) = match options.retention {
+        Retention::Fraction(fraction) => (part(fraction), None),
         Retention::Noise { theta, min_fraction, max_fraction } => {
-            quota::quotas_for_noise(counts, demand, &quota_options, theta, part(min_fraction)..=part(max_fraction))?
+            solver.sum_for_noise(theta, part(min_fraction)..=part(max_fraction))?
         }
     };
+    let bound = match placement {
+        Some(placement) if sum < pairs => {
+            let capacity = vec![rank_capacity(sum, options.slack, placement.ranks()); placement.ranks()];
+            capacity::solve(&mut solver, sum, placement, &capacity)
+        }
+        _ => {
+            solver.solve(sum);
+            Vec::new()
+        }
+    };
+    let quotas = solver.finish(sum, bound.into_iter().chain(ends));
     Ok(RetentionPlan {
         counts: counts.to_vec(),
         quotas: quotas.q,
