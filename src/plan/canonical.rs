@@ -70,11 +70,6 @@ impl Labels {
         moved(&self.experts, values)
     }
 
-    /// Values of ranks, moved to their new labels.
-    pub(crate) fn of_ranks<T: Copy + Default>(&self, values: &[T]) -> Vec<T> {
-        moved(&self.ranks, values)
-    }
-
     pub(crate) fn counts(&self, counts: &Counts) -> Result<Counts> {
         let experts = counts.experts();
         let mut flat = vec![0; counts.flat().len()];

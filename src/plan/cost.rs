@@ -101,7 +101,7 @@ impl Predicted {
 }
 
 /// Pairs that a placement's instances compute in one pass, by rank.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct RankWork {
     /// `[R]` experts with at least one pair.
     active: Vec<u32>,

@@ -3,7 +3,8 @@
 use super::canonical::Labels;
 use super::cost::{CostModel, Pass, Predicted, Priced, RankWork};
 use super::counts::Counts;
-use super::memory::{self, RankLoad, RankMemory};
+use super::buffers::RankLoad;
+use super::memory::{MemoryModel, RankMemory};
 use super::mode::Activations;
 use super::placement::Placement;
 use super::policy::{Decision, Input};
@@ -11,6 +12,7 @@ use super::apportion::apportion;
 use super::route::{self, Route, Sources};
 use super::setup::Setup;
 use super::value::Plan;
+use super::waves::waves;
 use crate::{Error, Result};
 
 /// Pairs of one step and how they are priced, for any number of placements.
@@ -105,26 +107,23 @@ impl<'a> Evaluator<'a> {
             Ok(RankWork::new(here, loads, route::traffic(sources, here, loads)?))
         };
         let (out, back) = (work(&self.forward, forward)?, work(&self.backward, &capacity)?);
-        let loads = self.rank_loads(here, &out, &back);
+        let loads = self.rank_loads([here, placements[2]], &out, &back);
         let ranks = here.ranks() as u64;
         let sources = self.forward.counts().per_rank().iter().copied().max().unwrap_or(0);
         let retained = self.backward.counts().per_rank().iter().copied().max().unwrap_or(0);
         let (out_degree, back_degree) = (out.busiest().max(sources), back.busiest().max(retained));
         let ceiling = out_degree.max(back_degree).max(1);
-        let wave_rows = match self.waves {
-            true => memory::largest_wave(self.setup, here.ownership(), activations, &loads, ceiling)?,
-            false => ceiling,
-        };
-        let memory = loads
-            .iter()
-            .map(|load| memory::rank_memory(self.setup, here.ownership(), activations, load, wave_rows))
-            .collect::<Result<Vec<_>>>()?;
-        if !self.waves {
-            memory::check(&memory)?;
+        let model = MemoryModel::new(self.setup, here.ownership(), activations)?;
+        let wave_rows = if self.waves { model.largest_wave(&loads, ceiling)? } else { ceiling };
+        let memory = loads.iter().map(|load| model.rank(load, wave_rows)).collect::<Result<Vec<_>>>()?;
+        if let Some((rank, most)) = memory.iter().enumerate().max_by_key(|(_, memory)| memory.total())
+            && !most.fits()
+        {
+            return Err(most.to_error(rank));
         }
         let predicted = self.model.predict(&Priced {
-            forward: Pass { work: &out, waves: memory::waves(out_degree, wave_rows, ranks) },
-            backward: Pass { work: &back, waves: memory::waves(back_degree, wave_rows, ranks) },
+            forward: Pass { work: &out, waves: waves(out_degree, wave_rows, ranks)? },
+            backward: Pass { work: &back, waves: waves(back_degree, wave_rows, ranks)? },
             pairs: self.forward.counts().total(),
             tokens: self.setup.tokens(sources),
             activations,
@@ -134,19 +133,26 @@ impl<'a> Evaluator<'a> {
         Ok(Outcome { activations, capacity, wave_rows, predicted, memory })
     }
 
-    fn rank_loads(&self, placement: &Placement, out: &RankWork, back: &RankWork) -> Vec<RankLoad> {
-        let mut owned = vec![0_u64; placement.ranks()];
-        placement.home().iter().for_each(|&r| owned[r as usize] += 1);
-        let held = placement.instances_per_rank();
-        (0..placement.ranks())
-            .map(|r| RankLoad {
-                tokens: self.setup.tokens(self.forward.counts().per_rank()[r]),
-                pairs: self.forward.counts().per_rank()[r],
-                owned: owned[r],
-                replicas: u64::from(held[r]) - owned[r],
-                forward_rows: out.traffic.rows[r],
-                backward_rows: back.traffic.rows[r],
-                retained: self.backward.counts().per_rank()[r],
+    /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
+    fn rank_loads(&self, placements: [&Placement; 2], out: &RankWork, back: &RankWork) -> Vec<RankLoad> {
+        let [now, next] = placements.map(|placement| {
+            let mut owned = vec![0_u64; placement.ranks()];
+            placement.home().iter().for_each(|&r| owned[r as usize] += 1);
+            (placement.instances_per_rank(), owned)
+        });
+        (0..now.1.len())
+            .map(|r| {
+                let (held, owned) = if next.0[r] > now.0[r] { &next } else { &now };
+                RankLoad {
+                    tokens: self.setup.tokens(self.forward.counts().per_rank()[r]),
+                    pairs: self.forward.counts().per_rank()[r],
+                    owned: owned[r],
+                    replicas: u64::from(held[r]) - owned[r],
+                    forward_rows: out.traffic.rows[r],
+                    backward_rows: back.traffic.rows[r],
+                    retained: self.backward.counts().per_rank()[r],
+                    drops: self.selects,
+                }
             })
             .collect()
     }

@@ -144,7 +144,7 @@ impl Plan {
         for (e, &expected) in sums.iter().enumerate() {
             let got: u64 = loads[self.placement.range(e)].iter().sum();
             if got != u64::from(expected) {
-                return Err(Error::argument(format!("plan.{name} pairs of expert {e}"), got, expected));
+                return Err(Error::argument(format!("plan.{name} pairs of expert {e}"), got, expected.to_string()));
             }
         }
         Ok(())

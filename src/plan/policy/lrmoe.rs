@@ -106,7 +106,7 @@ impl Policy for Lrmoe {
         let back = canonical.labels.inverse();
         let (_, instances) = back.placement(&decision.placement)?;
         outcome.capacity = instances.iter().map(|&i| outcome.capacity[i as usize]).collect();
-        outcome.memory = back.of_ranks(&outcome.memory);
+        outcome.memory = canonical.labels.ranks.iter().map(|&r| outcome.memory[r as usize]).collect();
         let evaluator = evaluator.renamed(&back)?;
         Settled { decision: canonical.restore(decision)?, evaluator, outcome }.into_plan(self.name())
     }
@@ -158,3 +158,7 @@ impl Canonical {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "lrmoe_tests.rs"]
+mod tests;

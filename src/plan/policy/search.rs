@@ -58,7 +58,7 @@ impl Search<'_> {
         }
     }
 
-    fn candidates(&self) -> Result<Vec<Placement>> {
+    pub(crate) fn candidates(&self) -> Result<Vec<Placement>> {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         if self.instances.is_none()
             && let Some(all) = every_placement(self.current)?
