@@ -1,6 +1,13 @@
 //! Policies: rules that turn routing counts into placements, quotas and loads. One trait and one report, so that they are
 //! compared on the same inputs.
 
+mod eplb;
+mod fixed;
+mod llep;
+mod names;
+mod shared;
+mod symi;
+
 use std::fmt;
 
 use super::counts::Counts;
@@ -10,6 +17,12 @@ use super::placement::Placement;
 use super::retained::RetentionPlan;
 use super::setup::Setup;
 use crate::Result;
+
+pub use eplb::{Eplb, EplbGroups, eplb_map, eplb_pack, eplb_replicate};
+pub use fixed::Fixed;
+pub use llep::Llep;
+pub use names::{NAMES, by_name};
+pub use symi::{Symi, SymiCost, SymiCostInput, symi_cost, symi_counts, symi_gradient_source};
 
 /// What a policy sees of one layer in one step. All ranks gather the same.
 #[derive(Debug, Clone, Copy)]
