@@ -47,7 +47,7 @@ fn a_full_owner_spills_everything() {
 #[test]
 fn nearly_balanced_experts_stay() {
     let at = |pairs: &[u32; 4]| Llep { min_chunk: 1, ..Llep::default() }.spread(pairs, &[0, 0, 1, 1], 2).unwrap();
-    // Largest over mean 1.29 and 1.4; the second leaves rank 0 at 230 of 400 pairs.
+    // Largest over mean 1.29: all stay, though rank 0 has 250 of 400 pairs. At 1.4 it gives up what passes its 200.
     assert_eq!(at(&[129, 121, 75, 75]), [[(0, 129)], [(0, 121)], [(1, 75)], [(1, 75)]]);
     assert_eq!(at(&[140, 90, 85, 85])[0], [(0, 110), (1, 30)]);
     assert_eq!(at(&[0; 4]).concat().len(), 4);

@@ -1,5 +1,6 @@
 //! What holds for every rival policy, over thousands of random inputs.
 
+use super::super::shared;
 use super::*;
 use crate::config::MoeConfig;
 use crate::plan::cluster::Link;
@@ -159,7 +160,7 @@ fn ownership_and_slots_follow_the_setup() {
 fn symi_drops_at_capacity_and_follows_the_last_step() {
     let setup = setup(4, 4, 4);
     let policy = Symi { drop: true, slots_per_rank: Some(2), ..Symi::default() };
-    let counts = Counts::from_flat(4, 4, vec![50, 30, 15, 5].repeat(4)).unwrap();
+    let counts = Counts::from_flat(4, 4, [50, 30, 15, 5].repeat(4)).unwrap();
     let placement = policy.start(&setup, &counts).unwrap();
     assert_eq!(placement.host_of_instance(), [0, 1, 2, 3]);
     assert_eq!(placement.slots(), [2; 4]);
@@ -222,7 +223,7 @@ fn hierarchical_experts_stay_on_one_node() {
 #[test]
 fn llep_copies_are_for_one_step() {
     let setup = setup(4, 4, 4);
-    let counts = Counts::from_flat(4, 4, vec![2000, 100, 100, 100].repeat(4)).unwrap();
+    let counts = Counts::from_flat(4, 4, [2000, 100, 100, 100].repeat(4)).unwrap();
     let policy = Llep::default();
     let placement = policy.start(&setup, &counts).unwrap();
     let input = Input { step: 0, counts: &counts, demand: None, placement: &placement };
@@ -243,4 +244,21 @@ fn only_waves_of_fixed_are_waves() {
         let input = Input { step: 0, counts: &counts, demand: None, placement: &placement };
         assert_eq!(policy.decide(&setup, &input).unwrap().waves, *name == "fixed-waves");
     }
+}
+
+#[test]
+fn even_splits_and_homes_by_hand() {
+    let split = |amount, weights: &[u32]| {
+        let mut parts = vec![9; weights.len()];
+        shared::split(amount, weights, &mut parts);
+        parts
+    };
+    assert_eq!(split(10, &[1, 1, 1]), [4, 3, 3]);
+    assert_eq!(split(10, &[1, 2]), [3, 7]);
+    assert_eq!(split(7, &[3, 0, 3, 1]), [3, 0, 3, 1]);
+    assert_eq!((split(5, &[0, 0]), split(0, &[2, 1])), (vec![0, 0], vec![0, 0]));
+    assert_eq!(split(u32::MAX, &[u32::MAX, u32::MAX]), [u32::MAX / 2 + 1, u32::MAX / 2]);
+    // Expert 1 stays on rank 0; expert 0 lost rank 2 and goes to the rank without a home; expert 2 to the lower of two with one.
+    let hosts = [vec![0, 1], vec![0, 2], vec![0, 1]];
+    assert_eq!(shared::homes(3, &hosts, &[2, 0, 2]), [1, 0, 0]);
 }

@@ -26,7 +26,7 @@ pub(super) fn check(setup: &Setup, input: &Input<'_>) -> Result<()> {
     }
 }
 
-/// Every pair computed in forward and back-propagated where its forward ran.
+/// Every pair computed in forward and back-propagated where its forward ran, in one wave, as the published systems do.
 pub(super) fn keep_all(
     setup: &Setup,
     counts: &[u32],
@@ -66,9 +66,10 @@ pub(super) fn split(amount: u32, weights: &[u32], parts: &mut [u32]) {
         left -= u64::from(*part);
         remainders.push((share % total, i));
     }
-    remainders.sort_unstable_by_key(|&(remainder, i)| (std::cmp::Reverse(remainder), i));
-    // The remainders sum to `left` totals, so that many of them are not 0.
-    remainders.iter().take(left as usize).for_each(|&(_, i)| parts[i] += 1);
+    // The remainders sum to `left` totals and are each less than one: more than `left` of them are not 0, unless all are.
+    let left = left as usize;
+    remainders.select_nth_unstable_by_key(left, |&(remainder, i)| (std::cmp::Reverse(remainder), i));
+    remainders[..left].iter().for_each(|&(_, i)| parts[i] += 1);
 }
 
 /// `[instances]` pairs of each instance where every expert's pairs are spread evenly over its slots.

@@ -89,23 +89,36 @@ fn guards_of_the_published_faults() {
     assert!(symi_counts(&[], 4).is_err());
 }
 
-/// How often the two baselines' rules agree. SYMI rounds goals (largest remainder), EPLB divides by copies; they
-/// are close, not the same.
+fn largest_load_a_copy(popularity: &[f64], slots: usize) -> Vec<u32> {
+    let mut copies = vec![0; popularity.len()];
+    eplb_replicate(popularity, slots, slots).unwrap().iter().for_each(|&e| copies[e as usize] += 1);
+    copies
+}
+
+/// SYMI gives slots left over to the largest remainders, EPLB's rule is the divisor method that rounds up (Adams): the same on
+/// the hand-checked table, within one slot on ordinary inputs, but rarely equal for every expert of a large layer.
 #[test]
-fn counts_are_close_to_those_of_largest_load_a_copy() {
-    let (mut same, mut cases, mut largest) = (0, 0, 0);
+fn counts_are_within_one_of_largest_load_a_copy() {
+    let table: [(&[f64], usize); 5] = [
+        (&[50.0, 30.0, 15.0, 5.0], 8),
+        (&[97.0, 1.0, 1.0, 1.0], 8),
+        (&[1.0; 4], 6),
+        (&[100.0, 0.0, 0.0, 0.0], 8),
+        (&[10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0], 16),
+    ];
+    for (popularity, slots) in table {
+        assert_eq!(symi_counts(popularity, slots).unwrap(), largest_load_a_copy(popularity, slots));
+    }
+    let mut same = 0;
     for case in 0..1000 {
         let experts = 8 + random(case, 0)[0] % 121;
         let popularity: Vec<f64> = (0..experts).map(|i| f64::from(100 + random(case, i + 1)[0] % 900)).collect();
         let slots = 2 * experts as usize;
-        let symi = symi_counts(&popularity, slots).unwrap();
-        let mut eplb = vec![0_u32; experts as usize];
-        eplb_replicate(&popularity, slots, slots).unwrap().iter().for_each(|&e| eplb[e as usize] += 1);
-        largest = largest.max(symi.iter().zip(&eplb).map(|(a, b)| a.abs_diff(*b)).max().unwrap());
+        let (symi, eplb) = (symi_counts(&popularity, slots).unwrap(), largest_load_a_copy(&popularity, slots));
+        assert!(symi.iter().zip(&eplb).all(|(a, b)| a.abs_diff(*b) <= 1), "case {case}");
         same += u32::from(symi == eplb);
-        cases += 1;
     }
-    println!("{same} of {cases} the same, largest difference {largest}");
+    assert!((1..100).contains(&same), "{same} of 1000 equal");
 }
 
 fn counts(rows: &[&[u32]]) -> Counts {
