@@ -2,39 +2,40 @@
 
 use std::cmp::Reverse;
 
-/// Splits `total` in proportion to `weights`, by largest remainder, ties to the lower index. Writes into `shares`, of the same
-/// length; all zero where the weights are.
+/// Splits `amount` in proportion to `weights`: whole parts first, then one more for each of the largest remainders, ties to the
+/// lower index. Writes into `parts`, of the same length. A weight of 0 gets nothing; without any weight nothing is given.
 ///
-/// No share passes its weight while `total` is at most their sum.
-pub(crate) fn apportion(total: u64, weights: &[u32], shares: &mut [u32]) {
-    let sum: u64 = weights.iter().copied().map(u64::from).sum();
-    if sum == 0 {
-        shares.fill(0);
+/// No part passes its weight while `amount` is at most their sum.
+pub(crate) fn apportion(amount: u32, weights: &[u32], parts: &mut [u32]) {
+    if let ([weight], [part]) = (weights, &mut *parts) {
+        *part = if *weight > 0 { amount } else { 0 };
         return;
     }
-    if let ([share], [_]) = (&mut *shares, weights) {
-        *share = total as u32;
+    let total: u64 = weights.iter().map(|&w| u64::from(w)).sum();
+    parts.fill(0);
+    if total == 0 {
         return;
     }
-    let product = |weight: u32| u128::from(total) * u128::from(weight);
-    let mut left = total;
-    for (share, &weight) in shares.iter_mut().zip(weights) {
-        *share = (product(weight) / u128::from(sum)) as u32;
-        left -= u64::from(*share);
+    let mut remainders: Vec<(Reverse<u64>, usize)> = Vec::with_capacity(weights.len());
+    let mut left = u64::from(amount);
+    for (i, (&weight, part)) in weights.iter().zip(parts.iter_mut()).enumerate() {
+        // Two 32-bit factors, and the quotient is at most `amount`.
+        let share = u64::from(amount) * u64::from(weight);
+        *part = (share / total) as u32;
+        left -= u64::from(*part);
+        remainders.push((Reverse(share % total), i));
     }
-    if left == 0 {
-        return;
-    }
-    let mut order: Vec<usize> = (0..weights.len()).collect();
-    order.sort_by_key(|&i| Reverse(product(weights[i]) % u128::from(sum)));
-    order.into_iter().take(left as usize).for_each(|i| shares[i] += 1);
+    // The remainders sum to `left` totals and are each less than one: more than `left` of them are not 0, unless all are.
+    let left = left as usize;
+    remainders.select_nth_unstable(left);
+    remainders[..left].iter().for_each(|&(_, i)| parts[i] += 1);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn split(total: u64, weights: &[u32]) -> Vec<u32> {
+    fn split(total: u32, weights: &[u32]) -> Vec<u32> {
         let mut shares = vec![9; weights.len()];
         apportion(total, weights, &mut shares);
         shares
@@ -47,7 +48,8 @@ mod tests {
         assert_eq!(split(3, &[5, 4, 1]), [2, 1, 0]);
         assert_eq!(split(5, &[0, 0]), [0, 0]);
         assert_eq!(split(5, &[3]), [5]);
-        assert_eq!(split(u64::from(u32::MAX), &[u32::MAX, 0]), [u32::MAX, 0]);
+        assert_eq!(split(5, &[0]), [0]);
+        assert_eq!(split(u32::MAX, &[u32::MAX, 0]), [u32::MAX, 0]);
     }
 
     #[test]
@@ -56,7 +58,7 @@ mod tests {
             let weights: Vec<u32> = (0..1 + seed % 9).map(|i| ((seed * 37 + i * i * 11) % 23) as u32).collect();
             let sum: u64 = weights.iter().copied().map(u64::from).sum();
             let total = if sum == 0 { 0 } else { seed * 7919 % (sum + 1) };
-            let shares = split(total, &weights);
+            let shares = split(total as u32, &weights);
             assert_eq!(shares.iter().copied().map(u64::from).sum::<u64>(), total);
             assert!(shares.iter().zip(&weights).all(|(s, w)| s <= w), "{total} {weights:?} {shares:?}");
         }

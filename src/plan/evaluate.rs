@@ -4,7 +4,7 @@ use super::canonical::Labels;
 use super::cost::{CostModel, Pass, Predicted, Priced, RankWork};
 use super::counts::Counts;
 use super::buffers::RankLoad;
-use super::memory::{MemoryModel, RankMemory};
+use super::memory::MemoryModel;
 use super::mode::Activations;
 use super::placement::Placement;
 use super::policy::{Decision, Input};
@@ -36,7 +36,8 @@ pub(crate) struct Outcome {
     pub(crate) capacity: Vec<u32>,
     pub(crate) wave_rows: u64,
     pub(crate) predicted: Predicted,
-    pub(crate) memory: Vec<RankMemory>,
+    /// What the memory of each rank depends on.
+    pub(crate) loads: Vec<RankLoad>,
 }
 
 impl<'a> Evaluator<'a> {
@@ -114,13 +115,7 @@ impl<'a> Evaluator<'a> {
         let (out_degree, back_degree) = (out.busiest().max(sources), back.busiest().max(retained));
         let ceiling = out_degree.max(back_degree).max(1);
         let model = MemoryModel::new(self.setup, here.ownership(), activations)?;
-        let wave_rows = if self.waves { model.largest_wave(&loads, ceiling)? } else { ceiling };
-        let memory = loads.iter().map(|load| model.rank(load, wave_rows)).collect::<Result<Vec<_>>>()?;
-        if let Some((rank, most)) = memory.iter().enumerate().max_by_key(|(_, memory)| memory.total())
-            && !most.fits()
-        {
-            return Err(most.to_error(rank));
-        }
+        let wave_rows = self.wave_rows(&model, &loads, ceiling)?;
         let predicted = self.model.predict(&Priced {
             forward: Pass { work: &out, waves: waves(out_degree, wave_rows, ranks)? },
             backward: Pass { work: &back, waves: waves(back_degree, wave_rows, ranks)? },
@@ -130,7 +125,24 @@ impl<'a> Evaluator<'a> {
             selects: self.selects,
             placements,
         });
-        Ok(Outcome { activations, capacity, wave_rows, predicted, memory })
+        Ok(Outcome { activations, capacity, wave_rows, predicted, loads })
+    }
+
+    /// Pairs of a wave, at most `ceiling`, such that every rank fits.
+    fn wave_rows(&self, model: &MemoryModel, loads: &[RankLoad], ceiling: u64) -> Result<u64> {
+        // Mostly a rank that had the most of everything would fit too, and then so does every rank.
+        let most = loads.iter().fold(RankLoad::default(), |most, load| most.max(load));
+        if model.rank(&most, ceiling)?.fits() {
+            return Ok(ceiling);
+        }
+        if self.waves {
+            return model.largest_wave(loads, ceiling);
+        }
+        let memory = loads.iter().map(|load| model.rank(load, ceiling)).collect::<Result<Vec<_>>>()?;
+        match memory.iter().enumerate().max_by_key(|(_, memory)| memory.total()) {
+            Some((rank, most)) if !most.fits() => Err(most.to_error(rank)),
+            _ => Ok(ceiling),
+        }
     }
 
     /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
@@ -177,7 +189,7 @@ pub(crate) fn stashed(placement: &Placement, forward: &[u32], quotas: &[u32]) ->
     let mut shares = vec![0; forward.len()];
     for (e, &quota) in quotas.iter().enumerate() {
         let range = placement.range(e);
-        apportion(u64::from(quota), &forward[range.clone()], &mut shares[range]);
+        apportion(quota, &forward[range.clone()], &mut shares[range]);
     }
     shares
 }
@@ -216,6 +228,8 @@ impl Settled<'_> {
     /// Adds the routes.
     pub(crate) fn into_plan(self, policy: &str) -> Result<Plan> {
         let Self { decision, evaluator, outcome } = self;
+        let model = MemoryModel::new(evaluator.setup, decision.placement.ownership(), outcome.activations)?;
+        let memory = outcome.loads.iter().map(|load| model.rank(load, outcome.wave_rows)).collect::<Result<_>>()?;
         let forward = route::transport(&evaluator.forward, &decision.placement, &decision.forward)?;
         let backward = match outcome.activations {
             Activations::Recompute => {
@@ -233,7 +247,7 @@ impl Settled<'_> {
             backward,
             capacity: outcome.capacity,
             wave_rows: outcome.wave_rows,
-            memory: outcome.memory,
+            memory,
             predicted: outcome.predicted,
             next: decision.next,
         })
@@ -250,7 +264,7 @@ fn stay(placement: &Placement, forward: &[Route], capacity: &[u32]) -> Result<Ve
             let here: Vec<usize> = routes.clone().filter(|&i| forward[i].to == host).collect();
             let pairs: Vec<u32> = here.iter().map(|&i| forward[i].pairs).collect();
             let mut shares = vec![0; here.len()];
-            apportion(u64::from(capacity[instance]), &pairs, &mut shares);
+            apportion(capacity[instance], &pairs, &mut shares);
             here.into_iter().zip(shares).for_each(|(i, share)| retained[i] = share);
         }
     }

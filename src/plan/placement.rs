@@ -131,6 +131,21 @@ impl Placement {
         Ok(placed)
     }
 
+    /// From parts that keep the invariant by construction: hosts ascending within each expert, homes among them.
+    pub(crate) fn from_parts(
+        ranks: usize,
+        offsets: Vec<u32>,
+        hosts: Vec<u32>,
+        home: Vec<u32>,
+        ownership: Ownership,
+    ) -> Self {
+        debug_assert!((0..home.len()).all(|e| {
+            let own = &hosts[offsets[e] as usize..offsets[e + 1] as usize];
+            own.is_sorted_by(|a, b| a < b) && own.contains(&home[e])
+        }));
+        Self { ranks, slots: vec![1; hosts.len()], offsets, hosts, home, ownership }
+    }
+
     /// E, at least 1.
     #[must_use]
     pub fn experts(&self) -> usize {

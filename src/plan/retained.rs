@@ -126,6 +126,13 @@ fn plan(
     options.validate()?;
     check_counts(counts)?;
     placement.map_or(Ok(()), |placement| capacity::check(counts, placement))?;
+    if let Some(demand) = demand.filter(|demand| demand.experts() != counts.len()) {
+        return Err(Error::shape("counts", counts.len(), format!("{} experts", demand.experts())));
+    }
+    let pairs = quota::total(counts);
+    if options.retention == Retention::Fraction(1.0) {
+        return Ok(RetentionPlan::everything(counts, pairs));
+    }
     let uniform;
     let demand = match demand {
         Some(demand) => demand,
@@ -134,7 +141,6 @@ fn plan(
             &uniform
         }
     };
-    let pairs = quota::total(counts);
     // Exact: check_counts keeps the number of pairs within the integers of f64, and a fraction is at most 1.
     let part = |fraction: f64| ((fraction * pairs as f64).round() as u64).min(pairs);
     let mut solver = Solver::new(counts, demand, &options.quota_options())?;
@@ -177,6 +183,18 @@ fn check_counts(counts: &[u32]) -> Result<()> {
 }
 
 impl RetentionPlan {
+    /// Plain training: nothing is dropped, whatever the demand.
+    fn everything(counts: &[u32], pairs: u64) -> Self {
+        Self {
+            counts: counts.to_vec(),
+            quotas: counts.to_vec(),
+            requested: pairs,
+            retention: Retention::Fraction(1.0),
+            limits: Vec::new(),
+            predicted_eta: 0.0,
+        }
+    }
+
     /// Pairs routed, over all experts.
     #[must_use]
     pub fn pairs(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! LRMoE: exact forward, scheduled backward, ALGORITHM sections 4 to 6.
 
 use super::search::Search;
-use super::{Decision, Input, Policy};
+use super::{Decision, Input, Policy, shared};
 use crate::Result;
 use crate::plan::canonical::Labels;
 use crate::plan::counts::Counts;
@@ -94,19 +94,20 @@ impl Policy for Lrmoe {
     }
 
     fn decide(&self, setup: &Setup, input: &Input<'_>) -> Result<Decision> {
+        shared::check(setup, input)?;
         let canonical = Canonical::new(setup, input)?;
         let settled = self.settle(setup, &canonical.input(input.step))?;
         canonical.restore(settled.decision)
     }
 
     fn plan(&self, setup: &Setup, input: &Input<'_>) -> Result<Plan> {
-        super::check(setup, input)?;
+        shared::check(setup, input)?;
         let canonical = Canonical::new(setup, input)?;
         let Settled { decision, evaluator, mut outcome } = self.settle(setup, &canonical.input(input.step))?;
         let back = canonical.labels.inverse();
         let (_, instances) = back.placement(&decision.placement)?;
         outcome.capacity = instances.iter().map(|&i| outcome.capacity[i as usize]).collect();
-        outcome.memory = canonical.labels.ranks.iter().map(|&r| outcome.memory[r as usize]).collect();
+        outcome.loads = canonical.labels.ranks.iter().map(|&r| outcome.loads[r as usize]).collect();
         let evaluator = evaluator.renamed(&back)?;
         Settled { decision: canonical.restore(decision)?, evaluator, outcome }.into_plan(self.name())
     }

@@ -3,6 +3,12 @@
 
 mod lrmoe;
 mod search;
+mod eplb;
+mod fixed;
+mod llep;
+mod names;
+mod shared;
+mod symi;
 
 use std::fmt;
 
@@ -17,6 +23,12 @@ use super::retained::RetentionPlan;
 use super::setup::Setup;
 use super::value::Plan;
 use crate::Result;
+
+pub use eplb::{Eplb, EplbGroups, eplb_map, eplb_pack, eplb_replicate};
+pub use fixed::Fixed;
+pub use llep::Llep;
+pub use names::{NAMES, by_name};
+pub use symi::{Symi, SymiCost, SymiCostInput, symi_cost, symi_counts, symi_gradient_source};
 
 /// What a policy sees of one layer in one step. All ranks gather the same.
 #[derive(Debug, Clone, Copy)]
@@ -80,27 +92,7 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Policy::decide`], and [`crate::Error::Infeasible`] where the decision does not fit the budget.
     fn plan(&self, setup: &Setup, input: &Input<'_>) -> Result<Plan> {
-        check(setup, input)?;
+        shared::check(setup, input)?;
         evaluate::settle(setup, input, self.decide(setup, input)?)?.into_plan(self.name())
-    }
-}
-
-/// Checks that setup and input speak of the same ranks and experts.
-///
-/// # Errors
-/// [`crate::Error::Shape`] naming the part that differs.
-pub(crate) fn check(setup: &Setup, input: &Input<'_>) -> Result<()> {
-    let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
-    input.counts.check(ranks, experts)?;
-    let placement = input.placement;
-    if (placement.ranks(), placement.experts()) != (ranks, experts) {
-        let got = format!("{} ranks x {} experts", placement.ranks(), placement.experts());
-        return Err(crate::Error::shape("placement", got, format!("{ranks} ranks x {experts} experts")));
-    }
-    match input.demand {
-        Some(demand) if demand.experts() != experts => {
-            Err(crate::Error::shape("demand", demand.experts(), format!("{experts} experts")))
-        }
-        _ => Ok(()),
     }
 }

@@ -75,7 +75,7 @@ impl Search<'_> {
         let mut candidates = Vec::with_capacity(extras.len());
         for extra in extras {
             replicas.grow(experts + extra);
-            candidates.push(self.pack(&work, &replicas.held)?);
+            candidates.push(self.pack(&work, &replicas.held));
         }
         Ok(candidates)
     }
@@ -91,34 +91,43 @@ impl Search<'_> {
         pairs.iter().zip(retained).map(|(&n, &q)| 3 * u64::from(n) + backward * u64::from(q)).collect()
     }
 
-    /// Places instances, the longest work first, on the rank with least work that has room and no copy, the rank where the expert is
-    /// already if that has no more.
-    fn pack(&self, work: &[u64], held: &[u32]) -> Result<Placement> {
+    /// Places instances, the longest work first, on the rank with least work that has room and no copy; of such ranks, one where
+    /// the expert is already.
+    fn pack(&self, work: &[u64], held: &[u32]) -> Placement {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
-        let instances: usize = held.iter().map(|&n| n as usize).sum();
-        let home = self.current.home();
+        let mut offsets = Vec::with_capacity(experts + 1);
+        offsets.push(0);
+        held.iter().fold(0, |end, n| {
+            offsets.push(end + n);
+            end + n
+        });
+        let instances = offsets[experts] as usize;
+        let mut home = self.current.home().to_vec();
         let pinned = self.current.ownership() == Ownership::Home;
         let mut packing = Packing::new(ranks, instances, experts, pinned);
-        // Work of one instance, in units that make the division exact enough to compare.
         let share = |e: usize| work[e] / u64::from(held[e]);
-        let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); experts];
+        let mut hosts = vec![0; instances];
         if pinned {
             for e in 0..experts {
                 packing.put(home[e], share(e));
-                hosts[e].push(home[e]);
+                hosts[offsets[e] as usize] = home[e];
             }
         }
         let mut order: Vec<usize> = (0..experts).collect();
         order.sort_by_key(|&e| Reverse(share(e)));
         for e in order {
-            while hosts[e].len() < held[e] as usize {
-                let Some(rank) = packing.choose(&hosts[e], self.current.hosts(e)) else { break };
+            let own = &mut hosts[offsets[e] as usize..offsets[e + 1] as usize];
+            for placed in usize::from(pinned)..own.len() {
+                let rank = packing.choose(&own[..placed], self.current.hosts(e));
                 packing.put(rank, share(e));
-                hosts[e].push(rank);
+                own[placed] = rank;
             }
+            if !own.contains(&home[e]) {
+                home[e] = own[0];
+            }
+            own.sort_unstable();
         }
-        let home = (0..experts).map(|e| if hosts[e].contains(&home[e]) { home[e] } else { hosts[e][0] }).collect();
-        Placement::new(ranks, &hosts, home, self.current.ownership())
+        Placement::from_parts(ranks, offsets, hosts, home, self.current.ownership())
     }
 }
 
@@ -215,11 +224,16 @@ impl Packing {
         }
     }
 
-    /// The least loaded rank with room that is not among `taken`; of equally loaded ones one of `preferred`, else the lowest.
-    fn choose(&self, taken: &[u32], preferred: &[u32]) -> Option<u32> {
-        let least = self.open.iter().find(|(_, rank)| !taken.contains(rank))?;
+    /// The least loaded rank with room that is not among `taken`; of equally loaded ones one of `preferred`, else the lowest. Where all
+    /// room is on ranks that are taken, the least loaded rank that is not, whatever its room: there is one, as `taken` are fewer
+    /// than the ranks.
+    fn choose(&self, taken: &[u32], preferred: &[u32]) -> u32 {
+        let Some(least) = self.open.iter().find(|(_, rank)| !taken.contains(rank)) else {
+            let free = (0..self.load.len() as u32).filter(|rank| !taken.contains(rank));
+            return free.min_by_key(|&rank| self.load[rank as usize]).unwrap_or(0);
+        };
         let stays = |rank: &&u32| self.open.contains(&(least.0, **rank)) && !taken.contains(rank);
-        Some(*preferred.iter().find(stays).unwrap_or(&least.1))
+        *preferred.iter().find(stays).unwrap_or(&least.1)
     }
 }
 
