@@ -8,6 +8,8 @@ use super::memory::MemoryModel;
 use super::mode::Activations;
 use super::placement::Placement;
 use super::policy::{Decision, Input};
+use std::rc::Rc;
+
 use super::apportion::apportion;
 use super::route::{self, Route, Sources};
 use super::setup::Setup;
@@ -21,9 +23,9 @@ pub(crate) struct Evaluator<'a> {
     setup: &'a Setup,
     model: CostModel<'a>,
     /// Pairs that forward computes.
-    pub(crate) forward: Sources,
+    pub(crate) forward: Rc<Sources>,
     /// Pairs that backward is expected to compute.
-    pub(crate) backward: Sources,
+    pub(crate) backward: Rc<Sources>,
     selects: bool,
     waves: bool,
 }
@@ -45,21 +47,30 @@ impl<'a> Evaluator<'a> {
     pub(crate) fn new(setup: &'a Setup, counts: Counts, quotas: &[u32], waves: bool) -> Result<Self> {
         let per_node = setup.cluster.ranks_per_node;
         let selects = quotas != counts.per_expert();
-        let expected = if selects { route::expected_retained(&counts, quotas)? } else { counts.clone() };
-        Ok(Self {
-            setup,
-            model: CostModel::new(setup)?,
-            forward: Sources::new(counts, per_node)?,
-            backward: Sources::new(expected, per_node)?,
-            selects,
-            waves,
-        })
+        let expected = if selects { Some(route::expected_retained(&counts, quotas)?) } else { None };
+        let forward = Rc::new(Sources::new(counts, per_node)?);
+        let backward = match expected {
+            Some(expected) => Rc::new(Sources::new(expected, per_node)?),
+            None => Rc::clone(&forward),
+        };
+        Ok(Self { setup, model: CostModel::new(setup)?, forward, backward, selects, waves })
+    }
+
+    /// The same step with every pair back-propagated, or `None` where that is what it does anyway.
+    pub(crate) fn keeping_everything(&self) -> Option<Self> {
+        let model = self.model.clone();
+        let (forward, backward) = (Rc::clone(&self.forward), Rc::clone(&self.forward));
+        self.selects.then_some(Self { setup: self.setup, model, forward, backward, selects: false, waves: self.waves })
     }
 
     /// The same pairs under other labels.
     pub(crate) fn renamed(self, labels: &Labels) -> Result<Self> {
-        let rename = |sources: &Sources| Sources::new(labels.counts(sources.counts())?, sources.ranks_per_node());
-        Ok(Self { forward: rename(&self.forward)?, backward: rename(&self.backward)?, ..self })
+        let rename = |sources: &Sources| -> Result<Rc<Sources>> {
+            Ok(Rc::new(Sources::new(labels.counts(sources.counts())?, sources.ranks_per_node())?))
+        };
+        let forward = rename(&self.forward)?;
+        let backward = if self.selects { rename(&self.backward)? } else { Rc::clone(&forward) };
+        Ok(Self { forward, backward, ..self })
     }
 
     /// The activations that take least time among those that fit; of equals, [`Activations::Stash`].
@@ -250,6 +261,7 @@ impl Settled<'_> {
             memory,
             predicted: outcome.predicted,
             next: decision.next,
+            next_s: decision.next_s,
         })
     }
 }

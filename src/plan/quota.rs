@@ -65,6 +65,8 @@ pub enum Limit {
     /// The capacities of the ranks moved pairs to other experts than the demand alone would choose, or kept their sum below what
     /// was asked.
     RankCapacity,
+    /// Selecting the pairs would take more time than it saves; everything is retained.
+    NoSaving,
 }
 
 impl Limit {
@@ -76,6 +78,7 @@ impl Limit {
             Self::MinFraction => "min_fraction",
             Self::MaxFraction => "max_fraction",
             Self::RankCapacity => "rank_capacity",
+            Self::NoSaving => "no_saving",
         }
     }
 
@@ -86,6 +89,7 @@ impl Limit {
             Self::MinFraction => 2,
             Self::MaxFraction => 3,
             Self::RankCapacity => 4,
+            Self::NoSaving => 5,
         }
     }
 }

@@ -60,10 +60,10 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
         let explained = match retained.cmp(&requested) {
             Ordering::Less => limits.contains(&Limit::RankCapacity),
             Ordering::Equal => true,
-            Ordering::Greater => limits.contains(&Limit::Floor),
+            Ordering::Greater => limits.contains(&Limit::Floor) || limits.contains(&Limit::NoSaving),
         };
         if !explained {
-            let allowed = format!("the sum of quotas {retained}, unless floor raised or rank_capacity lowered it");
+            let allowed = format!("the sum of quotas {retained}, unless floor or no_saving raised or rank_capacity lowered it");
             return Err(Error::argument("plan.requested", requested, allowed));
         }
         if !predicted_eta.is_finite() || predicted_eta < 0.0 {
@@ -193,6 +193,11 @@ impl RetentionPlan {
             limits: Vec::new(),
             predicted_eta: 0.0,
         }
+    }
+
+    /// The same request, answered with every pair because selecting takes more time than it saves.
+    pub(crate) fn not_worth_it(self) -> Self {
+        Self { quotas: self.counts.clone(), limits: vec![Limit::NoSaving], predicted_eta: 0.0, ..self }
     }
 
     /// Pairs routed, over all experts.

@@ -43,6 +43,8 @@ pub struct Plan {
     pub predicted: Predicted,
     /// Placement of the next step.
     pub next: Placement,
+    /// Predicted seconds of a step that starts and ends there and brings the same pairs, where the policy foretells them.
+    pub next_s: Option<f64>,
 }
 
 impl<'de> Deserialize<'de> for Plan {

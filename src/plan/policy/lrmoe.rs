@@ -36,14 +36,24 @@ impl Lrmoe {
     /// Decides in canonical labels, with the evaluator that this took.
     fn settle<'a>(&self, setup: &'a Setup, input: &Input<'_>) -> Result<Settled<'a>> {
         let current = input.placement;
-        let retained =
-            plan_within(input.counts.per_expert(), input.demand, &setup.options, current)?;
-        let evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
-        let forward = route::assign(&evaluator.forward, current, None)?;
-        let backward = route::assign(&evaluator.backward, current, None)?;
         let modes = allowed(setup, None);
-        let next = Search { setup, evaluator: &evaluator, current, instances: self.instances, modes: &modes }
-            .best(&forward, &backward)?;
+        let mut retained = plan_within(input.counts.per_expert(), input.demand, &setup.options, current)?;
+        let mut evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
+        let forward = route::assign(&evaluator.forward, current, None)?;
+        let mut backward = route::assign(&evaluator.backward, current, None)?;
+        if let Some(everything) = evaluator.keeping_everything() {
+            let time = |evaluator: &Evaluator<'_>, backward: &[u32]| {
+                evaluator.best([current; 3], &forward, backward, &modes).map(|outcome| outcome.predicted.total_s())
+            };
+            let (selected, plain) = (time(&evaluator, &backward), time(&everything, &forward));
+            if plain.is_ok_and(|plain| selected.is_ok_and(|selected| plain <= selected)) {
+                retained = retained.not_worth_it();
+                evaluator = everything;
+                backward.clone_from(&forward);
+            }
+        }
+        let search = Search { evaluator: &evaluator, current, instances: self.instances, modes: &modes };
+        let (next, next_s) = search.best(&forward, &backward)?;
         let decision = Decision {
             retained,
             dropped: None,
@@ -53,6 +63,7 @@ impl Lrmoe {
             activations: None,
             waves: true,
             next,
+            next_s,
         };
         evaluate::settle_with(evaluator, input, decision)
     }

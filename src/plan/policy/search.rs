@@ -7,7 +7,6 @@ use crate::plan::evaluate::{Evaluator, Outcome};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
 use crate::plan::route;
-use crate::plan::setup::Setup;
 use crate::{Error, Result};
 
 /// Placements up to this many are all tried.
@@ -17,7 +16,6 @@ pub(crate) const EXHAUSTIVE: u64 = 1_000;
 /// that more memory can only add to those that fit.
 #[derive(Debug)]
 pub(crate) struct Search<'a> {
-    pub(crate) setup: &'a Setup,
     pub(crate) evaluator: &'a Evaluator<'a>,
     pub(crate) current: &'a Placement,
     pub(crate) instances: Option<usize>,
@@ -25,9 +23,9 @@ pub(crate) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The placement with the least predicted time among those that fit; the current one, whose loads are given, unless another
-    /// beats it.
-    pub(crate) fn best(&self, forward: &[u32], backward: &[u32]) -> Result<Placement> {
+    /// The placement with the least predicted time among those that fit, and this time; the current one, whose loads are given,
+    /// unless another beats it.
+    pub(crate) fn best(&self, forward: &[u32], backward: &[u32]) -> Result<(Placement, Option<f64>)> {
         let mut best = None;
         if self.instances.is_none_or(|n| n == self.current.instances()) {
             best = self.time(self.current, forward, backward)?.map(|time| (time, self.current.clone()));
@@ -46,7 +44,7 @@ impl Search<'_> {
             }
         }
         // Where nothing fits, the plan of this step says what is missing.
-        Ok(best.map_or_else(|| self.current.clone(), |(_, placement)| placement))
+        Ok(best.map_or_else(|| (self.current.clone(), None), |(time, placement)| (placement, Some(time))))
     }
 
     /// Predicted time of a step that starts and ends with a placement; `None` where it does not fit.

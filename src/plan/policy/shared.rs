@@ -12,6 +12,7 @@ use crate::{Error, Result};
 
 /// Refuses an input of another cluster or layer than the setup's.
 pub(super) fn check(setup: &Setup, input: &Input<'_>) -> Result<()> {
+    setup.validate()?;
     let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
     input.counts.check(ranks, experts)?;
     let placed = (input.placement.ranks(), input.placement.experts());
@@ -46,6 +47,7 @@ pub(super) fn keep_all(
         activations: setup.activations,
         waves: false,
         next,
+        next_s: None,
     })
 }
 
