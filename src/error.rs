@@ -63,6 +63,23 @@ pub enum Error {
         /// The budget.
         budget: u64,
     },
+    /// No plan fits the memory of a rank. The budget is its memory less what the host keeps.
+    #[error(
+        "rank {rank} needs {needed} bytes, {} more than its budget of {budget}: {detail}; the smallest budget that would do is {smallest} bytes",
+        needed.saturating_sub(*budget)
+    )]
+    Infeasible {
+        /// The rank that needs most.
+        rank: usize,
+        /// Bytes it needs at least.
+        needed: u64,
+        /// Bytes it may use.
+        budget: u64,
+        /// The smallest budget in bytes with which every rank would do.
+        smallest: u64,
+        /// The bytes needed, by category.
+        detail: String,
+    },
     /// The system refused memory that the budget allows.
     #[error("the system has no {asked} bytes for `{name}`; use smaller sizes")]
     SystemMemory {

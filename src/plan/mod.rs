@@ -12,11 +12,15 @@
 //! # Ok::<(), lrmoe::Error>(())
 //! ```
 
+mod buffers;
 pub mod cluster;
+mod cluster_files;
+mod cluster_presets;
 mod counts;
 mod curve;
 pub mod demand;
 mod flow;
+pub mod memory;
 mod mode;
 mod options;
 mod placement;
@@ -26,10 +30,13 @@ mod retained;
 mod retention;
 pub mod route;
 mod setup;
+pub mod waves;
 
+pub use buffers::{PlannedBuffer, RankLoad, Span};
 pub use cluster::ClusterSpec;
 pub use counts::Counts;
 pub use demand::{Demand, DemandParts};
+pub use memory::{MemoryModel, RankMemory, largest_wave, rank_memory};
 pub use mode::{Activations, Ownership, RouterGradient};
 pub use options::PlanOptions;
 pub use placement::Placement;
