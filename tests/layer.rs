@@ -26,6 +26,8 @@ mod losses;
 mod memory;
 #[path = "layer/optimizer.rs"]
 mod optimizer;
+#[path = "layer/predicted.rs"]
+mod predicted;
 #[path = "layer/sample.rs"]
 mod sample;
 #[path = "layer/selection.rs"]
@@ -85,6 +87,7 @@ fn on_device<B: Backend>(device: Device<B>) -> Vec<Trial> {
         optimizer::trials(device),
         losses::trials(device),
         memory::trials(device),
+        predicted::trials(device),
         training::trials(device),
         faults_rows::trials(device),
         faults_values::trials(device),

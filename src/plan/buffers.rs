@@ -1,7 +1,9 @@
 //! Every buffer of a rank, in one table: what the layer allocates, when it lives, and what it is charged to.
 //!
 //! The table mirrors the layer on one rank to the byte (a test holds the accountant against it) and fixes what the exchange over several
-//! ranks may allocate.
+//! ranks may allocate: each wave sends and computes at most `wave_rows` pairs, so that its send and receive buffers, and the grouped GEMMs
+//! between them, hold the smaller of that and what the rank has at all. The shared expert and the router's way back, which need
+//! no exchange, run over as many tokens at a time. State of a token or pair that is not exchanged stays with its source.
 
 use super::demand::BINS;
 use super::mode::{Activations, Ownership, RouterGradient};
@@ -130,6 +132,8 @@ pub(super) struct Shape {
     pub(super) scores: bool,
     pub(super) full_metric: bool,
     pub(super) router_losses: bool,
+    pub(super) masked: bool,
+    pub(super) token_ids: bool,
 }
 
 impl Shape {
@@ -155,6 +159,8 @@ impl Shape {
             scores: setup.options.retention != super::Retention::Fraction(1.0),
             full_metric: false,
             router_losses: config.router_aux_loss_coef > 0.0,
+            masked: false,
+            token_ids: false,
         })
     }
 
@@ -231,6 +237,15 @@ impl Shape {
         };
         let (tokens, experts, hidden) = (load.tokens, self.experts, self.hidden);
         add("all_tokens", &[2, U32]);
+        if self.masked {
+            add("mask", &[tokens, U32]);
+            add("valid_offsets", &[2, U32]);
+            add("valid_tokens", &[tokens, U32]);
+            add("row_of_token", &[tokens, U32]);
+        }
+        if self.token_ids {
+            add("token_ids", &[tokens, 2, U32]);
+        }
         add("logits", &[tokens, experts, F32]);
         add("ids", &[tokens, self.top_k, U32]);
         add("combine_weights", &[tokens, self.top_k, F32]);
@@ -351,6 +366,9 @@ impl Shape {
         if self.shared > 0 {
             self.expert_backward((tokens, self.shared), &mut scratch);
             if self.shared_gate {
+                if self.masked {
+                    scratch("shared_gate_rows", &[load.tokens, F32]);
+                }
                 scratch("shared_gate_grad", &[load.tokens, F32]);
                 scratch("shared_gate.dx_rows", &[tokens, hidden, F32]);
             }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use super::cluster_files::parse_bytes;
 use crate::{Error, Result};
 
 /// One kind of connection, as a single rank sees it.

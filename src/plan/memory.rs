@@ -86,8 +86,8 @@ pub struct MemoryModel {
 }
 
 impl MemoryModel {
-    /// The model of a setup. Pairs are taken to be scored unless its retention is the fraction 1, the metric to be the default one, and
-    /// router losses to be tracked where the config has a coefficient for them.
+    /// The model of a setup whose layers are trained in every part. Pairs are taken to be scored unless its retention is the fraction 1,
+    /// router losses to be tracked where the config has a coefficient for them; what else a call may ask for is off.
     ///
     /// # Errors
     /// [`Error::Overflow`] for a setup that was not validated.
@@ -121,6 +121,20 @@ impl MemoryModel {
         self
     }
 
+    /// Whether calls come with a mask. Every token is taken to take part, so that masked ones leave something over.
+    #[must_use]
+    pub const fn masked(mut self, masked: bool) -> Self {
+        self.shape.masked = masked;
+        self
+    }
+
+    /// Whether calls come with global token ids of their own.
+    #[must_use]
+    pub const fn token_ids(mut self, given: bool) -> Self {
+        self.shape.token_ids = given;
+        self
+    }
+
     /// The budget of every rank in bytes.
     #[must_use]
     pub const fn budget(&self) -> u64 {
@@ -133,7 +147,7 @@ impl MemoryModel {
     /// # Errors
     /// As [`MemoryModel::rank`].
     pub fn buffers(&self, load: &RankLoad, wave_rows: u64) -> Result<Vec<PlannedBuffer>> {
-        self.check(load, 0)?;
+        self.check(load, None)?;
         let mut buffers = Vec::new();
         self.shape.visit(load, wave_rows, &mut |buffer| buffers.push(buffer));
         Ok(buffers)
@@ -145,7 +159,7 @@ impl MemoryModel {
     /// # Errors
     /// [`Error::Argument`] where the load contradicts itself, [`Error::Overflow`] where the bytes pass 64 bits.
     pub fn rank(&self, load: &RankLoad, wave_rows: u64) -> Result<RankMemory> {
-        self.check(load, 0)?;
+        self.check(load, None)?;
         self.peak(load, wave_rows)
     }
 
@@ -162,7 +176,7 @@ impl MemoryModel {
             return Err(Error::shape("loads", loads.len(), format!("{} ranks", self.ranks)));
         }
         for (rank, load) in loads.iter().enumerate() {
-            self.check(load, rank)?;
+            self.check(load, Some(rank))?;
         }
         let smallest = smallest_wave(self.ranks, ceiling);
         if let Some(wave) = self.shrink(loads, smallest, ceiling) {
@@ -208,9 +222,10 @@ impl MemoryModel {
         Some(fits)
     }
 
-    fn check(&self, load: &RankLoad, rank: usize) -> Result<()> {
+    fn check(&self, load: &RankLoad, rank: Option<usize>) -> Result<()> {
         let bad = |field: &str, value: u64, allowed: String| {
-            Err(Error::argument(format!("load of rank {rank}: {field}"), value, allowed))
+            let of_rank = rank.map_or(String::new(), |rank| format!(" of rank {rank}"));
+            Err(Error::argument(format!("load{of_rank}: {field}"), value, allowed))
         };
         let slots = load.tokens.saturating_mul(self.shape.top_k());
         if load.pairs > slots {
