@@ -26,6 +26,8 @@ mod retained;
 mod retention;
 pub mod route;
 mod setup;
+pub mod trace;
+pub mod workload;
 
 pub use cluster::ClusterSpec;
 pub use counts::Counts;
@@ -38,3 +40,5 @@ pub use quota::{Limit, QuotaOptions, Quotas};
 pub use retained::{RetentionPlan, plan_one_rank};
 pub use retention::Retention;
 pub use setup::Setup;
+pub use trace::{TraceEntry, TraceReader};
+pub use workload::{Traffic, Workload};
