@@ -117,8 +117,9 @@ impl<'a, 's> Division<'a, 's> {
 
     /// Returns whether the capacities changed anything.
     fn divide(&mut self, sum: u64) -> bool {
-        let mut rest =
-            Part { id: 0, experts: (0..self.carried.len() as u32).collect(), ranks: self.capacity.len(), sum };
+        let mut order: Vec<u32> = (0..self.carried.len() as u32).collect();
+        order.sort_by_key(|&e| self.placement.hosts(e as usize).len());
+        let mut rest = Part { id: 0, experts: order, ranks: self.capacity.len(), sum };
         // Flows of parts still to be solved are taken out, so that those at hand never meet pairs of others: a part's experts have
         // other hosts only in parts below it on this stack.
         let mut full = Vec::new();
@@ -150,6 +151,9 @@ impl<'a, 's> Division<'a, 's> {
             if self.carried[e as usize] > u64::from(self.solver.quotas[e as usize]) {
                 self.clear(e as usize);
             }
+        }
+        for &e in &part.experts {
+            self.place(e as usize, part.id);
         }
         let mut any = false;
         for &e in &part.experts {
@@ -236,6 +240,23 @@ impl<'a, 's> Division<'a, 's> {
         parts
     }
 
+    /// Puts what an expert's quota is above its flow on hosts with room, as far as that goes without moving others.
+    fn place(&mut self, e: usize, id: u32) {
+        let mut left = u64::from(self.solver.quotas[e]) - self.carried[e];
+        for i in self.placement.range(e) {
+            if left == 0 {
+                break;
+            }
+            let r = self.placement.host_of_instance()[i] as usize;
+            if self.owner[r] == id {
+                let pairs = left.min(self.capacity[r] - self.flow.rank_loads[r]);
+                self.flow.add(i, pairs);
+                self.carried[e] += pairs;
+                left -= pairs;
+            }
+        }
+    }
+
     /// Takes all pairs of an expert out of the flow.
     fn clear(&mut self, e: usize) {
         for i in self.placement.range(e) {
@@ -270,3 +291,7 @@ fn least_level(mut capacity: Vec<u64>, need: u64) -> u64 {
     }
     level
 }
+
+#[cfg(test)]
+#[path = "capacity_tests.rs"]
+mod tests;

@@ -414,7 +414,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    fn gain(&self, e: usize, quota: u32) -> f64 {
+    pub(super) fn gain(&self, e: usize, quota: u32) -> f64 {
         let relief = self.relief[e];
         if relief > 0.0 { self.curves.get(e).gain(quota) / (relief * relief) } else { 0.0 }
     }
@@ -465,4 +465,4 @@ pub(crate) fn total(counts: &[u32]) -> u64 {
 
 #[cfg(test)]
 #[path = "quota_tests.rs"]
-mod tests;
+pub(super) mod tests;

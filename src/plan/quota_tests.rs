@@ -7,7 +7,7 @@ use super::*;
 use crate::rng::{PairKey, PairStream, Philox};
 
 /// The variance model of one expert, straight from its definition.
-struct Oracle {
+pub(crate) struct Oracle {
     /// (score, pairs).
     points: Vec<(f64, f64)>,
     infinite: f64,
@@ -31,7 +31,7 @@ impl Oracle {
         Self { points, infinite: p.infinite[e], finite: histogram.iter().sum() }
     }
 
-    fn of(demand: &Demand, counts: &[u32]) -> Vec<Self> {
+    pub(crate) fn of(demand: &Demand, counts: &[u32]) -> Vec<Self> {
         let scaled = demand.scaled_to(counts).unwrap();
         (0..counts.len()).map(|e| Self::new(&scaled, e)).collect()
     }
@@ -68,7 +68,7 @@ impl Oracle {
     }
 }
 
-fn weighted_cost(oracles: &[Oracle], q: &[u32], alpha: f64) -> f64 {
+pub(crate) fn weighted_cost(oracles: &[Oracle], q: &[u32], alpha: f64) -> f64 {
     let largest = oracles.iter().map(Oracle::sum).fold(0.0, f64::max);
     let omega = |o: &Oracle| if o.sum() > 0.0 { (o.sum() / largest).powf(2.0 * alpha - 2.0) } else { 0.0 };
     oracles.iter().zip(q).map(|(o, &q)| omega(o) * o.cost(q)).sum()
@@ -94,15 +94,15 @@ fn unit_grants(counts: &[u32], demand: &Demand, options: &QuotaOptions, sum: u64
 }
 
 #[derive(Debug, Clone)]
-struct Case {
-    demand: Demand,
-    counts: Vec<u32>,
-    options: QuotaOptions,
-    sum: u64,
+pub(crate) struct Case {
+    pub(crate) demand: Demand,
+    pub(crate) counts: Vec<u32>,
+    pub(crate) options: QuotaOptions,
+    pub(crate) sum: u64,
 }
 
 /// Random experts: idle ones, equal scores, heavy tails, ineligible and infinite pairs; loads that changed since.
-fn cases(experts: usize, pairs: usize) -> impl Strategy<Value = Case> {
+pub(crate) fn cases(experts: usize, pairs: usize) -> impl Strategy<Value = Case> {
     let score = prop_oneof![
         8 => (-20.0..20.0_f64).prop_map(|x| 2f64.powf(x / 4.0) as f32),
         3 => Just(1.0_f32),
