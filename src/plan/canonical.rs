@@ -33,7 +33,9 @@ impl Labels {
         let mut ranks: Vec<u64> = (0..counts.ranks()).map(node).collect();
         for _ in 0..2 {
             let mut sums: Vec<u64> = (0..counts.ranks())
-                .map(|s| experts.iter().zip(counts.row(s)).map(|(&color, &n)| entry(color, n)).fold(0, u64::wrapping_add))
+                .map(|s| {
+                    experts.iter().zip(counts.row(s)).map(|(&color, &n)| entry(color, n)).fold(0, u64::wrapping_add)
+                })
                 .collect();
             for (i, (e, r)) in placement.iter().enumerate() {
                 sums[r] = sums[r].wrapping_add(mix(experts[e] ^ hosting(placement, i, e, r)));
@@ -51,7 +53,8 @@ impl Labels {
                 break;
             }
         }
-        let nodes: Vec<(usize, u64)> = ranks.iter().enumerate().map(|(r, &color)| (r / ranks_per_node, color)).collect();
+        let nodes: Vec<(usize, u64)> =
+            ranks.iter().enumerate().map(|(r, &color)| (r / ranks_per_node, color)).collect();
         Self { experts: positions(&experts), ranks: positions(&nodes) }
     }
 

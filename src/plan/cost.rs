@@ -204,7 +204,9 @@ impl<'a> CostModel<'a> {
         Predicted {
             forward_s: dense + forward,
             // Scores read every gradient row once.
-            backward_s: 2.0 * dense + backward + step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s,
+            backward_s: 2.0 * dense
+                + backward
+                + step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s,
             exchange_s: out.seconds + back.seconds + counters,
             optimizer_exchange_s: optimizer.seconds,
             max_over_mean_forward: step.forward.work.max_over_mean(),
@@ -343,9 +345,9 @@ impl<'a> CostModel<'a> {
                 let out = held * bytes * (ranks - members) / ranks;
                 out.max((placement.instances() as f64 - held) * bytes * members / ranks)
             });
-            let inter_node = held.chunks(cluster.ranks_per_node).map(|node| {
-                f64::from(node.iter().sum::<u32>()) * bytes * (ranks - node.len() as f64) / ranks
-            });
+            let inter_node = held
+                .chunks(cluster.ranks_per_node)
+                .map(|node| f64::from(node.iter().sum::<u32>()) * bytes * (ranks - node.len() as f64) / ranks);
             Moved {
                 seconds: self.moved(busiest, nodes, 1.0),
                 bytes: placement.instances() as f64 * remote,

@@ -1,9 +1,9 @@
 //! What follows from a policy's decision, in the same way for all policies: bytes, waves, times, routes.
 
+use super::buffers::RankLoad;
 use super::canonical::Labels;
 use super::cost::{CostModel, Pass, Predicted, Priced, RankWork};
 use super::counts::Counts;
-use super::buffers::RankLoad;
 use super::memory::MemoryModel;
 use super::mode::Activations;
 use super::placement::Placement;
@@ -126,7 +126,12 @@ impl<'a> Evaluator<'a> {
         let (out_degree, back_degree) = (out.busiest().max(sources), back.busiest().max(retained));
         let ceiling = out_degree.max(back_degree).max(1);
         let model = MemoryModel::new(self.setup, here.ownership(), activations)?;
-        let wave_rows = self.wave_rows(&model, &loads, ceiling)?;
+        let wave_rows = if self.waves {
+            model.largest_wave(&loads, ceiling)?
+        } else {
+            model.require(&loads, ceiling)?;
+            ceiling
+        };
         let predicted = self.model.predict(&Priced {
             forward: Pass { work: &out, waves: waves(out_degree, wave_rows, ranks)? },
             backward: Pass { work: &back, waves: waves(back_degree, wave_rows, ranks)? },
@@ -137,23 +142,6 @@ impl<'a> Evaluator<'a> {
             placements,
         });
         Ok(Outcome { activations, capacity, wave_rows, predicted, loads })
-    }
-
-    /// Pairs of a wave, at most `ceiling`, such that every rank fits.
-    fn wave_rows(&self, model: &MemoryModel, loads: &[RankLoad], ceiling: u64) -> Result<u64> {
-        // Mostly a rank that had the most of everything would fit too, and then so does every rank.
-        let most = loads.iter().fold(RankLoad::default(), |most, load| most.max(load));
-        if model.rank(&most, ceiling)?.fits() {
-            return Ok(ceiling);
-        }
-        if self.waves {
-            return model.largest_wave(loads, ceiling);
-        }
-        let memory = loads.iter().map(|load| model.rank(load, ceiling)).collect::<Result<Vec<_>>>()?;
-        match memory.iter().enumerate().max_by_key(|(_, memory)| memory.total()) {
-            Some((rank, most)) if !most.fits() => Err(most.to_error(rank)),
-            _ => Ok(ceiling),
-        }
     }
 
     /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
@@ -224,11 +212,7 @@ pub(crate) fn settle<'a>(setup: &'a Setup, input: &Input<'_>, decision: Decision
 }
 
 /// As [`settle`], with an evaluator that is already there.
-pub(crate) fn settle_with<'a>(
-    evaluator: Evaluator<'a>,
-    input: &Input<'_>,
-    decision: Decision,
-) -> Result<Settled<'a>> {
+pub(crate) fn settle_with<'a>(evaluator: Evaluator<'a>, input: &Input<'_>, decision: Decision) -> Result<Settled<'a>> {
     let placements = [input.placement, &decision.placement, &decision.next];
     let modes = allowed(evaluator.setup, decision.activations);
     let outcome = evaluator.best(placements, &decision.forward, &decision.backward, &modes)?;
@@ -243,9 +227,7 @@ impl Settled<'_> {
         let memory = outcome.loads.iter().map(|load| model.rank(load, outcome.wave_rows)).collect::<Result<_>>()?;
         let forward = route::transport(&evaluator.forward, &decision.placement, &decision.forward)?;
         let backward = match outcome.activations {
-            Activations::Recompute => {
-                route::transport(&evaluator.backward, &decision.placement, &outcome.capacity)?
-            }
+            Activations::Recompute => route::transport(&evaluator.backward, &decision.placement, &outcome.capacity)?,
             Activations::Stash => stay(&decision.placement, &forward, &outcome.capacity)?,
         };
         Ok(Plan {

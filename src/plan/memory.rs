@@ -172,13 +172,24 @@ impl MemoryModel {
     /// [`Error::Argument`] naming the rank whose load contradicts itself, and for loads of another number of ranks;
     /// [`Error::Overflow`].
     pub fn largest_wave(&self, loads: &[RankLoad], ceiling: u64) -> Result<u64> {
+        self.wave_between(loads, smallest_wave(self.ranks, ceiling), ceiling)
+    }
+
+    /// Checks that every rank fits the budget when its waves send and compute at most `wave_rows` pairs.
+    ///
+    /// # Errors
+    /// As [`MemoryModel::largest_wave`], with this wave as the smallest.
+    pub fn require(&self, loads: &[RankLoad], wave_rows: u64) -> Result<()> {
+        self.wave_between(loads, wave_rows, wave_rows).map(|_| ())
+    }
+
+    fn wave_between(&self, loads: &[RankLoad], smallest: u64, ceiling: u64) -> Result<u64> {
         if loads.len() as u64 != self.ranks {
             return Err(Error::shape("loads", loads.len(), format!("{} ranks", self.ranks)));
         }
         for (rank, load) in loads.iter().enumerate() {
             self.check(load, Some(rank))?;
         }
-        let smallest = smallest_wave(self.ranks, ceiling);
         if let Some(wave) = self.shrink(loads, smallest, ceiling) {
             return Ok(wave);
         }
@@ -285,34 +296,6 @@ impl MemoryModel {
 pub const fn smallest_wave(ranks: u64, ceiling: u64) -> u64 {
     let wave = ranks.saturating_add(256);
     if wave < ceiling { wave } else { ceiling }
-}
-
-/// [`MemoryModel::rank`] of [`MemoryModel::new`].
-///
-/// # Errors
-/// As both.
-pub fn rank_memory(
-    setup: &Setup,
-    ownership: Ownership,
-    activations: Activations,
-    load: &RankLoad,
-    wave_rows: u64,
-) -> Result<RankMemory> {
-    MemoryModel::new(setup, ownership, activations)?.rank(load, wave_rows)
-}
-
-/// [`MemoryModel::largest_wave`] of [`MemoryModel::new`].
-///
-/// # Errors
-/// As both.
-pub fn largest_wave(
-    setup: &Setup,
-    ownership: Ownership,
-    activations: Activations,
-    loads: &[RankLoad],
-    ceiling: u64,
-) -> Result<u64> {
-    MemoryModel::new(setup, ownership, activations)?.largest_wave(loads, ceiling)
 }
 
 /// Bytes of some buffers by category. They stay at `u64::MAX` once they have reached it.

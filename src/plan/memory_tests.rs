@@ -12,6 +12,26 @@ const MODES: [(Ownership, Activations); 4] = [
     (Ownership::Sharded, Activations::Recompute),
 ];
 
+fn rank_memory(
+    setup: &Setup,
+    ownership: Ownership,
+    activations: Activations,
+    load: &RankLoad,
+    wave_rows: u64,
+) -> Result<RankMemory> {
+    MemoryModel::new(setup, ownership, activations)?.rank(load, wave_rows)
+}
+
+fn largest_wave(
+    setup: &Setup,
+    ownership: Ownership,
+    activations: Activations,
+    loads: &[RankLoad],
+    ceiling: u64,
+) -> Result<u64> {
+    MemoryModel::new(setup, ownership, activations)?.largest_wave(loads, ceiling)
+}
+
 fn small(ranks: usize, budget: u64) -> Setup {
     let config = MoeConfig { shared_expert_intermediate_size: 12, ..MoeConfig::new(32, 16, 8, 2) };
     let cluster = ClusterSpec { bytes_per_rank: budget, ..ClusterSpec::preset("8xa100").unwrap() };

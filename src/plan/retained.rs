@@ -63,7 +63,8 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
             Ordering::Greater => limits.contains(&Limit::Floor) || limits.contains(&Limit::NoSaving),
         };
         if !explained {
-            let allowed = format!("the sum of quotas {retained}, unless floor or no_saving raised or rank_capacity lowered it");
+            let allowed =
+                format!("the sum of quotas {retained}, unless floor or no_saving raised or rank_capacity lowered it");
             return Err(Error::argument("plan.requested", requested, allowed));
         }
         if !predicted_eta.is_finite() || predicted_eta < 0.0 {

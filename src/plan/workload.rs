@@ -1,4 +1,4 @@
-//! Made-up routing: nine workloads, each a pure function of (workload, traffic, seed, step) and the same on every machine.
+//! Made-up routing: nine workloads, each a pure function of (workload, batch, seed, step) and the same on every machine.
 //!
 //! A workload gives every expert a popularity and every rank a number of tokens. Each token picks k distinct experts with
 //! chances in proportion to popularity, none above 1. A step draws its counts from the normal approximation of that
@@ -44,7 +44,7 @@ const MAX_PAIRS: u64 = 1 << 40;
 
 /// The size of what is routed in one step of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct Batch {
     /// R: source ranks, at least 1.
     pub ranks: usize,
     /// E, at least 1.
@@ -55,15 +55,15 @@ pub struct Traffic {
     pub tokens_per_rank: u32,
 }
 
-impl Traffic {
+impl Batch {
     fn check(&self) -> Result<()> {
         let size = self.ranks.checked_mul(self.experts);
         if !size.is_some_and(|size| (1..=MAX_COUNTS).contains(&size)) {
             let got = format!("{} ranks x {} experts", self.ranks, self.experts);
-            return Err(Error::argument("traffic", got, format!("at least 1 x 1, at most {MAX_COUNTS} in all")));
+            return Err(Error::argument("batch", got, format!("at least 1 x 1, at most {MAX_COUNTS} in all")));
         }
         if !(1..=self.experts).contains(&self.top_k) {
-            return Err(Error::argument("traffic.top_k", self.top_k, format!("1 to {} experts", self.experts)));
+            return Err(Error::argument("batch.top_k", self.top_k, format!("1 to {} experts", self.experts)));
         }
         let pairs = self.top_k as u64 * u64::from(self.tokens_per_rank);
         if pairs > MAX_PAIRS {
@@ -78,10 +78,10 @@ impl Traffic {
 /// `floor(e R / E)`.
 ///
 /// ```
-/// use lrmoe::plan::{Traffic, Workload};
+/// use lrmoe::plan::{Batch, Workload};
 ///
-/// let traffic = Traffic { ranks: 8, experts: 128, top_k: 8, tokens_per_rank: 4096 };
-/// let counts = Workload::HotSet.counts(&traffic, 0, 0)?;
+/// let batch = Batch { ranks: 8, experts: 128, top_k: 8, tokens_per_rank: 4096 };
+/// let counts = Workload::HotSet.counts(&batch, 0, 0)?;
 /// assert_eq!(counts.per_rank(), [8 * 4096; 8]);
 /// assert_eq!("hot-set".parse(), Ok(Workload::HotSet));
 /// # Ok::<(), lrmoe::Error>(())
@@ -155,12 +155,12 @@ impl Workload {
     /// for one expert.
     ///
     /// # Errors
-    /// [`Error::Argument`] for traffic out of range or more than [`MAX_COUNTS`] ranks x experts, [`Error::Overflow`] where
+    /// [`Error::Argument`] for batch out of range or more than [`MAX_COUNTS`] ranks x experts, [`Error::Overflow`] where
     /// the pairs of a rank pass 2^40, or those of an expert or the tokens of `Ragged` 2^32 - 1.
-    pub fn counts(self, traffic: &Traffic, seed: u64, step: u64) -> Result<Counts> {
-        let tokens = self.tokens(traffic, seed, step)?;
-        let &Traffic { ranks, experts, top_k, .. } = traffic;
-        let popularity = self.popularity(traffic, seed, step);
+    pub fn counts(self, batch: &Batch, seed: u64, step: u64) -> Result<Counts> {
+        let tokens = self.tokens(batch, seed, step)?;
+        let &Batch { ranks, experts, top_k, .. } = batch;
+        let popularity = self.popularity(batch, seed, step);
         let mut pairs = Vec::with_capacity(ranks * experts);
         for (rank, tokens) in tokens.into_iter().enumerate() {
             // Ranks are at most MAX_COUNTS.
@@ -180,9 +180,9 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::counts`].
-    pub fn tokens(self, traffic: &Traffic, seed: u64, step: u64) -> Result<Vec<u32>> {
-        traffic.check()?;
-        let Traffic { ranks, tokens_per_rank, .. } = *traffic;
+    pub fn tokens(self, batch: &Batch, seed: u64, step: u64) -> Result<Vec<u32>> {
+        batch.check()?;
+        let Batch { ranks, tokens_per_rank, .. } = *batch;
         let mut tokens = vec![tokens_per_rank; ranks];
         match self {
             Self::Ragged => {
@@ -208,8 +208,8 @@ impl Workload {
     }
 
     /// `[E]` popularity of the experts, in any unit; at least k are positive.
-    fn popularity(self, traffic: &Traffic, seed: u64, step: u64) -> Vec<f64> {
-        let Traffic { ranks, experts, top_k, .. } = *traffic;
+    fn popularity(self, batch: &Batch, seed: u64, step: u64) -> Vec<f64> {
+        let Batch { ranks, experts, top_k, .. } = *batch;
         let stream = |when| stream(seed, when, Purpose::Popularity, 0);
         let hot = (experts / HOT_ONE_IN).max(1);
         match self {

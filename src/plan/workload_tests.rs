@@ -1,6 +1,6 @@
 use super::*;
 
-const REAL: Traffic = Traffic { ranks: 8, experts: 128, top_k: 8, tokens_per_rank: 4096 };
+const REAL: Batch = Batch { ranks: 8, experts: 128, top_k: 8, tokens_per_rank: 4096 };
 
 fn busiest(counts: &Counts) -> f64 {
     let load = counts.per_expert();
@@ -34,10 +34,10 @@ fn every_row_could_come_from_tokens() {
             for (experts, top_k) in [(1, 1), (2, 1), (2, 2), (5, 3), (8, 8), (16, 2), (60, 4), (128, 8), (512, 10)] {
                 for tokens_per_rank in [0, 1, 2, 7, 100, 8192] {
                     for step in [0, 5, 31, 1000] {
-                        let traffic = Traffic { ranks, experts, top_k, tokens_per_rank };
-                        let what = format!("{workload} {traffic:?} step {step}");
-                        let tokens = workload.tokens(&traffic, 3, step).unwrap();
-                        let counts = workload.counts(&traffic, 3, step).unwrap();
+                        let batch = Batch { ranks, experts, top_k, tokens_per_rank };
+                        let what = format!("{workload} {batch:?} step {step}");
+                        let tokens = workload.tokens(&batch, 3, step).unwrap();
+                        let counts = workload.counts(&batch, 3, step).unwrap();
                         assert_eq!((counts.ranks(), counts.experts()), (ranks, experts), "{what}");
                         for (rank, &tokens) in tokens.iter().enumerate() {
                             assert_eq!(counts.per_rank()[rank], top_k as u64 * u64::from(tokens), "{what}");
@@ -90,7 +90,7 @@ const GOLDEN: [(&str, u64); 9] = [
 /// Spread of balanced counts over many draws: T p +- sqrt(T p (1 - p)). Bounds are five standard errors.
 #[test]
 fn noise_is_that_of_tokens_choosing() {
-    let Traffic { experts, top_k, tokens_per_rank, .. } = REAL;
+    let Batch { experts, top_k, tokens_per_rank, .. } = REAL;
     let p = top_k as f64 / experts as f64;
     let mean = f64::from(tokens_per_rank) * p;
     let (mut sum, mut square, mut n) = (0.0, 0.0, 0.0);
@@ -173,12 +173,12 @@ fn drifting_popularity_changes_gradually() {
 
 #[test]
 fn ragged_and_empty_sources_and_experts() {
-    let traffic = Traffic { ranks: 16, ..REAL };
-    let ragged = Workload::Ragged.tokens(&traffic, 0, 0).unwrap();
+    let batch = Batch { ranks: 16, ..REAL };
+    let ragged = Workload::Ragged.tokens(&batch, 0, 0).unwrap();
     assert_eq!(ragged.iter().sum::<u32>(), 16 * 4096);
     let (least, most) = (ragged.iter().min().unwrap(), ragged.iter().max().unwrap());
     assert!(*most > 2 * 4096 && *least < 4096 / 4, "{ragged:?}");
-    let empty = Workload::Empty.counts(&traffic, 0, 0).unwrap();
+    let empty = Workload::Empty.counts(&batch, 0, 0).unwrap();
     assert_eq!(empty.per_rank().iter().filter(|&&n| n == 0).count(), 4);
     assert_eq!(empty.per_expert().iter().filter(|&&n| n == 0).count(), 64);
 }
@@ -186,13 +186,13 @@ fn ragged_and_empty_sources_and_experts() {
 #[test]
 fn absurd_traffic_is_refused() {
     for workload in Workload::ALL {
-        let refused = |traffic: Traffic| assert!(workload.counts(&traffic, 0, 0).is_err(), "{workload} {traffic:?}");
-        refused(Traffic { ranks: 0, ..REAL });
-        refused(Traffic { experts: 0, ..REAL });
-        refused(Traffic { ranks: usize::MAX, ..REAL });
-        refused(Traffic { ranks: 1 << 20, ..REAL });
-        refused(Traffic { top_k: 0, ..REAL });
-        refused(Traffic { top_k: 129, ..REAL });
-        refused(Traffic { top_k: 128, tokens_per_rank: u32::MAX, ..REAL });
+        let refused = |batch: Batch| assert!(workload.counts(&batch, 0, 0).is_err(), "{workload} {batch:?}");
+        refused(Batch { ranks: 0, ..REAL });
+        refused(Batch { experts: 0, ..REAL });
+        refused(Batch { ranks: usize::MAX, ..REAL });
+        refused(Batch { ranks: 1 << 20, ..REAL });
+        refused(Batch { top_k: 0, ..REAL });
+        refused(Batch { top_k: 129, ..REAL });
+        refused(Batch { top_k: 128, tokens_per_rank: u32::MAX, ..REAL });
     }
 }

@@ -160,14 +160,7 @@ impl Canonical {
             quotas: back.of_experts(quotas),
             ..decision.retained.clone()
         };
-        Ok(Decision {
-            retained,
-            placement,
-            forward,
-            backward,
-            next: back.placement(&decision.next)?.0,
-            ..decision
-        })
+        Ok(Decision { retained, placement, forward, backward, next: back.placement(&decision.next)?.0, ..decision })
     }
 }
 

@@ -1,8 +1,16 @@
+//! What holds for every plan of the policy: conservation, budgets, names, and what more memory or retention may do.
+
 use super::*;
+use crate::Error;
 use crate::config::MoeConfig;
 use crate::plan::cluster::Link;
-use crate::plan::ClusterSpec;
+use crate::plan::{Activations, ClusterSpec, Limit, Retention};
 use crate::rng::Philox;
+
+/// A random whole number below `bound`, which is small.
+fn below(rng: &mut Philox, bound: usize) -> usize {
+    rng.next_u32() as usize % bound
+}
 
 fn cluster(ranks: usize, ranks_per_node: usize) -> ClusterSpec {
     ClusterSpec {
@@ -20,78 +28,312 @@ fn cluster(ranks: usize, ranks_per_node: usize) -> ClusterSpec {
 }
 
 fn setup(experts: usize, top_k: usize, ranks: usize, ranks_per_node: usize) -> Setup {
-    let config = MoeConfig { num_hidden_layers: 1, ..MoeConfig::new(256, 128, experts, top_k) };
+    let config = MoeConfig { num_hidden_layers: 2, ..MoeConfig::new(256, 128, experts, top_k) };
     Setup::new(config, cluster(ranks, ranks_per_node)).unwrap()
 }
 
+/// Counts of several kinds: even, skewed, one hot expert, silent experts, silent and ragged ranks, nothing.
+fn random_counts(rng: &mut Philox, ranks: usize, experts: usize) -> Counts {
+    let kind = below(rng, 6);
+    let hot = below(rng, experts);
+    let popularity: Vec<u32> = (0..experts).map(|_| 1 << below(rng, 9)).collect();
+    let rows: Vec<Vec<u32>> = (0..ranks)
+        .map(|_| {
+            let loud = below(rng, 4) > 0;
+            (0..experts)
+                .map(|e| match kind {
+                    0 => 40 + rng.next_u32() % 20,
+                    1 => rng.next_u32() % popularity[e],
+                    2 => rng.next_u32() % 5 + if e == hot { 5000 } else { 0 },
+                    3 => (rng.next_u32() % 100) * u32::from(popularity[e] > 16),
+                    4 => (rng.next_u32() % 300) * u32::from(loud),
+                    _ => 0,
+                })
+                .collect()
+        })
+        .collect();
+    Counts::new(&rows).unwrap()
+}
+
+struct Case {
+    setup: Setup,
+    counts: Counts,
+    placement: Placement,
+}
+
+/// A random setup and step, the placement one that the policy chose for other pairs.
+fn random_case(rng: &mut Philox, most_experts: usize, most_ranks: usize) -> Case {
+    let (experts, ranks) = (1 + below(rng, most_experts), 1 + below(rng, most_ranks));
+    let mut setup = setup(experts, 1 + below(rng, experts.min(8)), ranks, 1 + below(rng, ranks.min(8)));
+    setup.options.retention = match below(rng, 5) {
+        0 => Retention::Fraction(1.0),
+        1 => Retention::noise(0.3),
+        _ => Retention::Fraction(f64::from(rng.uniform())),
+    };
+    setup.options.slack = [0.0, 0.05, 0.5][below(rng, 3)];
+    setup.ownership = [None, Some(Ownership::Home), Some(Ownership::Sharded)][below(rng, 3)];
+    let before = random_counts(rng, ranks, experts);
+    let mut placement = Lrmoe::default().start(&setup, &before).unwrap();
+    if below(rng, 3) > 0 {
+        placement = plan(&setup, &before, &placement).unwrap().next;
+    }
+    Case { counts: random_counts(rng, ranks, experts), setup, placement }
+}
+
+fn plan(setup: &Setup, counts: &Counts, placement: &Placement) -> Result<Plan> {
+    Lrmoe::default().plan(setup, &Input { step: 1, counts, demand: None, placement })
+}
+
+/// Everything that a plan owes whatever the input.
+fn check(case: &Case, plan: &Plan) {
+    let Case { setup, counts, placement } = case;
+    plan.check().unwrap();
+    assert_eq!(&plan.placement, placement);
+    assert_eq!(plan.retained.counts, counts.per_expert());
+    assert!(plan.fits(), "{:?}", plan.memory);
+    for (s, e) in (0..counts.ranks()).flat_map(|s| (0..counts.experts()).map(move |e| (s as u32, e as u32))) {
+        let routes = plan.forward.iter().filter(|r| (r.from, r.expert) == (s, e));
+        let routed: u32 = routes.map(|r| r.pairs).sum();
+        assert_eq!(routed, counts.get(s as usize, e as usize));
+    }
+    let retained = &plan.retained;
+    assert!(retained.quotas.iter().zip(&retained.counts).all(|(q, n)| q <= n));
+    if retained.limits.is_empty() {
+        assert_eq!(retained.retained(), retained.requested);
+    }
+    if let Retention::Fraction(rho) = setup.options.retention {
+        assert_eq!(retained.requested, (rho * counts.total() as f64).round() as u64);
+    }
+    // No rank beyond its share where pairs may change their instance, unless floors or plain training say so.
+    let limits = [Limit::Floor, Limit::NoSaving];
+    if plan.activations == Activations::Recompute
+        && setup.options.retention != Retention::Fraction(1.0)
+        && retained.retained() < counts.total()
+        && !limits.iter().any(|limit| retained.limits.contains(limit))
+    {
+        let capacity = crate::plan::rank_capacity(retained.requested, setup.options.slack, plan.ranks());
+        assert!(plan.backward_rows().iter().all(|&rows| rows <= capacity), "{plan}");
+    }
+    assert!(plan.predicted.total_s().is_finite() && plan.predicted.total_s() > 0.0);
+}
+
 #[test]
-fn timing() {
-    for (e, r, m) in [(128, 64, 8), (512, 2048, 8)] {
-        let mut rng = Philox::new(1, 2);
-        let hot: Vec<u32> = (0..e).map(|i| if i % 11 == 3 { 400 } else { 40 }).collect();
-        let rows: Vec<Vec<u32>> = (0..r).map(|_| hot.iter().map(|h| h + rng.next_u32() % 40).collect()).collect();
-        let counts = Counts::new(&rows).unwrap();
-        let setup = setup(e, 8, r, m);
-        let policy = Lrmoe::default();
-        let mut placement = policy.start(&setup, &counts).unwrap();
-        for step in 0..4 {
-            let t = std::time::Instant::now();
-            let plan: Plan = policy.plan(&setup, &Input { step, counts: &counts, demand: None, placement: &placement }).unwrap();
-            let t = t.elapsed();
-            plan.check().unwrap();
-            println!("{e} {r} {t:?} {:?} {:?} {}", plan.placement.instances(), plan.predicted, plan.placement.ownership().name());
-            placement = plan.next;
+fn plans_of_random_inputs_hold_together() {
+    let mut rng = Philox::new(11, 0);
+    for i in 0..1500 {
+        // Mostly small, where the odd cases are.
+        let (experts, ranks) = if i % 20 == 0 { (512, 64) } else { (24, 9) };
+        let case = random_case(&mut rng, experts, ranks);
+        let first = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        check(&case, &first);
+        let again = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        assert_eq!((first.hash(), &first), (again.hash(), &again));
+    }
+}
+
+#[test]
+fn tiny_budgets_are_refused_with_the_one_that_would_do() {
+    let mut rng = Philox::new(12, 0);
+    let mut refused = 0;
+    for _ in 0..300 {
+        let mut case = random_case(&mut rng, 24, 9);
+        let need = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        let most = need.memory.iter().map(|memory| memory.total()).max().unwrap();
+        case.setup.cluster.bytes_per_rank = most * (1 + below(&mut rng, 12) as u64) / 8;
+        let plan_at = |case: &Case| plan(&case.setup, &case.counts, &case.placement);
+        match plan_at(&case) {
+            Ok(plan) => check(&case, &plan),
+            Err(Error::Infeasible { needed, budget, smallest, .. }) => {
+                refused += 1;
+                assert!(needed > budget && smallest > budget);
+                case.setup.cluster.bytes_per_rank = smallest;
+                check(&case, &plan_at(&case).unwrap());
+                case.setup.cluster.bytes_per_rank = smallest - 1;
+                assert!(plan_at(&case).is_err());
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+/// More memory never takes a plan away, and the placement chosen with it is foretold to be at least as fast.
+#[test]
+fn more_memory_is_never_slower() {
+    let mut rng = Philox::new(13, 0);
+    for _ in 0..200 {
+        let mut case = random_case(&mut rng, 24, 9);
+        let need = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        let most = need.memory.iter().map(|memory| memory.total()).max().unwrap();
+        let mut last: Option<Plan> = None;
+        for eighths in 1..=16 {
+            case.setup.cluster.bytes_per_rank = most * eighths / 8;
+            match plan(&case.setup, &case.counts, &case.placement) {
+                Ok(plan) => {
+                    if let Some(last) = &last {
+                        assert!(plan.next_s.unwrap() <= last.next_s.unwrap(), "{eighths}");
+                        let time = |p: &Plan| p.predicted.total_s() - p.predicted.optimizer_exchange_s;
+                        assert!(time(&plan) <= time(last) * (1.0 + 1e-12), "{eighths}");
+                    }
+                    last = Some(plan);
+                }
+                Err(error) => assert!(last.is_none(), "{error}"),
+            }
+        }
+    }
+}
+
+/// With the retention the busiest rank's retained pairs never fall, and keeping everything never takes less time than keeping a part.
+#[test]
+fn more_retention_is_never_faster() {
+    let mut rng = Philox::new(14, 0);
+    for _ in 0..300 {
+        let mut case = random_case(&mut rng, 24, 9);
+        case.setup.activations = Some(Activations::Recompute);
+        let mut last: Option<Plan> = None;
+        let mut times = Vec::new();
+        for percent in [0, 5, 20, 35, 50, 65, 80, 95, 100] {
+            case.setup.options.retention = Retention::Fraction(f64::from(percent) / 100.0);
+            let plan = plan(&case.setup, &case.counts, &case.placement).unwrap();
+            let busiest = |p: &Plan| p.backward_rows().into_iter().max();
+            if let Some(last) = &last {
+                assert!(busiest(&plan) >= busiest(last), "{percent} %: {last} then {plan}");
+            }
+            times.push(plan.predicted.total_s() - plan.predicted.optimizer_exchange_s);
+            last = Some(plan);
+        }
+        let everything = times.pop().unwrap();
+        assert!(times.iter().all(|&time| time <= everything), "{times:?} {everything}");
+    }
+}
+
+fn shuffled(rng: &mut Philox, length: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..length as u32).collect();
+    (1..length).rev().for_each(|i| order.swap(i, below(rng, i + 1)));
+    order
+}
+
+/// Renaming experts, and ranks inside their nodes, renames the plan where nothing ties and keeps times and bytes anyway.
+#[test]
+fn renaming_renames() {
+    let mut rng = Philox::new(15, 0);
+    for i in 0..400 {
+        let mut case = random_case(&mut rng, 24, 9);
+        let ties = i % 2 == 0;
+        if !ties {
+            let rows: Vec<Vec<u32>> = (0..case.counts.ranks())
+                .map(|_| (0..case.counts.experts()).map(|_| rng.next_u32() % 1_000_000).collect())
+                .collect();
+            case.counts = Counts::new(&rows).unwrap();
+        }
+        let per_node = case.setup.cluster.ranks_per_node;
+        let mut ranks = Vec::new();
+        while ranks.len() < case.counts.ranks() {
+            let node = (case.counts.ranks() - ranks.len()).min(per_node);
+            let first = ranks.len() as u32;
+            ranks.extend(shuffled(&mut rng, node).into_iter().map(|r| first + r));
+        }
+        let labels = Labels { experts: shuffled(&mut rng, case.counts.experts()), ranks };
+        let counts = labels.counts(&case.counts).unwrap();
+        let placement = labels.placement(&case.placement).unwrap().0;
+        let here = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        let there = plan(&case.setup, &counts, &placement).unwrap();
+        assert_eq!(here.predicted, there.predicted);
+        assert_eq!(here.next_s, there.next_s);
+        let sorted = |plan: &Plan| {
+            let mut totals: Vec<u64> = plan.memory.iter().map(|memory| memory.total()).collect();
+            totals.sort_unstable();
+            totals
+        };
+        assert_eq!(sorted(&here), sorted(&there));
+        if !ties {
+            assert_eq!(labels.of_experts(&here.retained.quotas), there.retained.quotas);
+            assert_eq!(labels.placement(&here.next).unwrap().0, there.next);
+            let (renamed, instances) = labels.placement(&here.placement).unwrap();
+            assert_eq!(renamed, there.placement);
+            let capacity: Vec<u32> = instances.iter().map(|&i| here.capacity[i as usize]).collect();
+            assert_eq!(capacity, there.capacity);
         }
     }
 }
 
 #[test]
-fn parts() {
-    use crate::plan::evaluate::Evaluator;
-    use std::time::Instant;
-    for (e, r, m) in [(128, 64, 8), (512, 2048, 8)] {
-        let mut rng = Philox::new(1, 2);
-        let hot: Vec<u32> = (0..e).map(|i| if i % 11 == 3 { 400 } else { 40 }).collect();
-        let rows: Vec<Vec<u32>> = (0..r).map(|_| hot.iter().map(|h| h + rng.next_u32() % 40).collect()).collect();
-        let counts = Counts::new(&rows).unwrap();
-        let setup = setup(e, 8, r, m);
-        let policy = Lrmoe::default();
-        let mut placement = policy.start(&setup, &counts).unwrap();
-        for step in 0..3 {
-            placement = policy.plan(&setup, &Input { step, counts: &counts, demand: None, placement: &placement }).unwrap().next;
+fn one_rank_is_planned_as_by_itself() {
+    let mut rng = Philox::new(16, 0);
+    for _ in 0..200 {
+        let mut case = random_case(&mut rng, 24, 1);
+        case.setup.cluster.launch_s = 0.0;
+        let plan = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        let alone = crate::plan::plan_one_rank(case.counts.per_expert(), None, &case.setup.options).unwrap();
+        if !plan.retained.limits.contains(&Limit::NoSaving) {
+            assert_eq!((plan.retained.requested, plan.retained.retained()), (alone.requested, alone.retained()));
         }
-        for _ in 0..2 {
-            let mut last = Instant::now();
-            let mut lap = |name: &str| { println!("  {name}: {:?}", last.elapsed()); last = Instant::now(); };
-            let input = Input { step: 3, counts: &counts, demand: None, placement: &placement };
-            let canonical = Canonical::new(&setup, &input).unwrap();
-            lap("canonical");
-            let input = canonical.input(3);
-            let retained = plan_within(input.counts.per_expert(), input.demand, &setup.options, input.placement).unwrap();
-            lap("quotas");
-            let clone = input.counts.clone();
-            lap("clone");
-            let evaluator = Evaluator::new(&setup, clone, &retained.quotas, true).unwrap();
-            lap("evaluator");
-            let forward = route::assign(&evaluator.forward, input.placement, None).unwrap();
-            lap("assign");
-            let backward = route::assign(&evaluator.backward, input.placement, None).unwrap();
-            lap("assign");
-            let modes = allowed(&setup, None);
-            let o = evaluator.best([input.placement; 3], &forward, &backward, &modes).unwrap();
-            lap("best outcome");
-            let search = Search { setup: &setup, evaluator: &evaluator, current: input.placement, instances: None, modes: &modes };
-            let c = search.candidates().unwrap();
-            lap("candidates");
-            println!("{}", c.len());
-            let _n = search.best(&forward, &backward).unwrap();
-            lap("search");
-            let _ = route::transport(&evaluator.forward, input.placement, &forward).unwrap();
-            lap("transport");
-            let _ = route::transport(&evaluator.backward, input.placement, &o.capacity).unwrap();
-            lap("transport");
-            let _ev = evaluator.renamed(&canonical.labels.inverse()).unwrap();
-            lap("renamed");
+        assert_eq!((plan.predicted.exchange_s, plan.predicted.optimizer_exchange_s), (0.0, 0.0));
+    }
+}
+
+/// Even routing leaves nothing to balance: with everything retained, fixed ownership is not beaten but met.
+#[test]
+fn uniform_routing_costs_nothing() {
+    for (experts, ranks) in [(8, 2), (32, 8), (128, 64), (16, 3)] {
+        let mut setup = setup(experts, 4, ranks, 4);
+        setup.options.retention = Retention::Fraction(1.0);
+        let counts = Counts::from_flat(ranks, experts, vec![64; ranks * experts]).unwrap();
+        let run = |policy: &dyn Policy| {
+            let mut placement = policy.start(&setup, &counts).unwrap();
+            let mut total = 0.0;
+            for step in 0..5 {
+                let input = Input { step, counts: &counts, demand: None, placement: &placement };
+                let plan = policy.plan(&setup, &input).unwrap();
+                total += plan.predicted.total_s();
+                placement = plan.next;
+            }
+            total
+        };
+        let (ours, fixed) = (run(&Lrmoe::default()), run(&crate::plan::policy::Fixed { waves: true }));
+        assert!(ours <= fixed * 1.01, "{experts} x {ranks}: {ours} {fixed}");
+    }
+}
+
+#[test]
+fn refuses_setups_changed_for_the_worse() {
+    let case = random_case(&mut Philox::new(17, 0), 8, 4);
+    let refused = |change: &dyn Fn(&mut Setup)| {
+        let mut setup = case.setup.clone();
+        change(&mut setup);
+        assert!(plan(&setup, &case.counts, &case.placement).is_err());
+        assert!(Lrmoe::default().decide(&setup, &Input { step: 0, counts: &case.counts, demand: None, placement: &case.placement }).is_err());
+    };
+    for bad in [f64::NAN, f64::INFINITY, -1.0] {
+        refused(&|setup| setup.cluster.gemm_flops = bad);
+        refused(&|setup| setup.cluster.intra.latency_s = bad);
+        refused(&|setup| setup.options.slack = bad);
+        refused(&|setup| setup.options.alpha = bad);
+    }
+    refused(&|setup| setup.cluster.ranks += 1);
+    refused(&|setup| setup.cluster.ranks_per_node = 0);
+    refused(&|setup| setup.config.num_experts += 1);
+    refused(&|setup| setup.layers = 0);
+    let demand = Demand::uniform(&vec![1; case.counts.experts() + 1]);
+    let input = Input { step: 0, counts: &case.counts, demand: Some(&demand), placement: &case.placement };
+    assert!(Lrmoe::default().plan(&case.setup, &input).is_err());
+}
+
+#[test]
+fn plans_read_back_from_what_they_write() {
+    let mut rng = Philox::new(18, 0);
+    for _ in 0..50 {
+        let case = random_case(&mut rng, 12, 5);
+        let plan = plan(&case.setup, &case.counts, &case.placement).unwrap();
+        let json = serde_json::to_string(&plan).unwrap();
+        let read: Plan = serde_json::from_str(&json).unwrap();
+        assert_eq!((read.hash(), &read), (plan.hash(), &plan));
+        assert!(plan.to_string().contains("lrmoe"));
+        if let Some(route) = plan.forward.first() {
+            let mut broken = plan.clone();
+            broken.forward[0].pairs = route.pairs + 1;
+            assert_ne!(broken.hash(), plan.hash());
+            assert!(serde_json::from_str::<Plan>(&serde_json::to_string(&broken).unwrap()).is_err());
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Policies: rules that turn routing counts into placements, quotas and loads. One trait and one report, so that they are
 //! compared on the same inputs.
 
-mod lrmoe;
-mod search;
 mod eplb;
 mod fixed;
 mod llep;
+mod lrmoe;
 mod names;
+mod search;
 mod shared;
 mod symi;
 

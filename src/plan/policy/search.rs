@@ -205,11 +205,7 @@ impl Packing {
             true => experts.div_ceil(ranks) + (instances - experts).div_ceil(ranks),
             false => instances.div_ceil(ranks),
         };
-        Self {
-            load: vec![0; ranks],
-            room: vec![room; ranks],
-            open: (0..ranks as u32).map(|rank| (0, rank)).collect(),
-        }
+        Self { load: vec![0; ranks], room: vec![room; ranks], open: (0..ranks as u32).map(|rank| (0, rank)).collect() }
     }
 
     fn put(&mut self, rank: u32, work: u64) {
@@ -245,7 +241,8 @@ fn every_placement(current: &Placement) -> Result<Option<Vec<Placement>>> {
     // A pinned home leaves the other ranks to choose from, none of them being a choice too.
     let free = if pinned { ranks - 1 } else { ranks };
     let choices = (1_u64 << free) - u64::from(!pinned);
-    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= EXHAUSTIVE) else {
+    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= EXHAUSTIVE)
+    else {
         return Ok(None);
     };
     let place = |index: u64| {
