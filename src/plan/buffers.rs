@@ -207,7 +207,7 @@ impl Shape {
 
     fn long_lived(&self, load: &RankLoad, put: &mut impl FnMut(PlannedBuffer)) {
         let mut add = |name, category, bytes: &[u64]| {
-            put(PlannedBuffer { name, span: Span::Layer, category, bytes: product(bytes) })
+            put(PlannedBuffer { name, span: Span::Layer, category, bytes: product(bytes) });
         };
         let (expert, element) = (self.expert_parameters, self.element);
         add("router", Category::Weights, &[self.router_parameters, element]);
