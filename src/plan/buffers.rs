@@ -54,7 +54,8 @@ pub struct PlannedBuffer {
     pub bytes: u64,
 }
 
-/// Pairs, tokens and instances of one rank in one layer: what its memory depends on. Every size grows, or stays, with every field.
+/// Pairs, tokens and instances of one rank in one layer: what its memory depends on, and never falls
+/// as one of them grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankLoad {
@@ -206,7 +207,7 @@ impl Shape {
 
     fn long_lived(&self, load: &RankLoad, put: &mut impl FnMut(PlannedBuffer)) {
         let mut add = |name, category, bytes: &[u64]| {
-            put(PlannedBuffer { name, span: Span::Layer, category, bytes: product(bytes) })
+            put(PlannedBuffer { name, span: Span::Layer, category, bytes: product(bytes) });
         };
         let (expert, element) = (self.expert_parameters, self.element);
         add("router", Category::Weights, &[self.router_parameters, element]);

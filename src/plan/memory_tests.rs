@@ -56,10 +56,14 @@ proptest! {
     /// What the search for a wave and its short cut over many ranks rest on.
     #[test]
     fn needs_grow_with_waves_and_with_every_field(
-        a in load(), b in load(), wave in 0_u64..4000, more in 0_u64..4000, mode in 0_usize..4, exact: bool, layers in 1_usize..4,
+        a in load(), b in load(), wave in 0_u64..4000, more in 0_u64..4000, mode in 0_usize..4, exact: bool, shared: bool,
+        layers in 1_usize..4,
     ) {
         let mut setup = small(4, 1 << 30);
         setup.layers = layers;
+        if !shared {
+            setup.config.shared_expert_intermediate_size = 0;
+        }
         setup.router_gradient = if exact { RouterGradient::Exact } else { RouterGradient::Estimated };
         let model = model(&setup, MODES[mode]);
         let of = |load: &RankLoad, wave| model.peak(load, wave).unwrap();
@@ -75,7 +79,7 @@ proptest! {
     /// The search against trying every wave, and what it says where there is none.
     #[test]
     fn finds_the_largest_wave(
-        loads in proptest::collection::vec(load(), 1..7), ceiling in 0_u64..1200, budget in 60_000_u64..1_500_000, mode in 0_usize..4,
+        loads in proptest::collection::vec(load(), 1..7), ceiling in 0_u64..1200, budget in 200_000_u64..4_000_000, mode in 0_usize..4,
     ) {
         let setup = small(loads.len(), budget);
         let model = model(&setup, MODES[mode]);
