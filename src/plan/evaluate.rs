@@ -42,6 +42,22 @@ pub(crate) struct Outcome {
     pub(crate) loads: Vec<RankLoad>,
 }
 
+/// What the ranks do under one kind of activations.
+#[derive(Debug)]
+pub(crate) struct Work {
+    activations: Activations,
+    capacity: Vec<u32>,
+    out: RankWork,
+    back: RankWork,
+}
+
+/// What the ranks need for it.
+#[derive(Debug)]
+pub(crate) struct Room {
+    loads: Vec<RankLoad>,
+    wave_rows: u64,
+}
+
 impl<'a> Evaluator<'a> {
     /// For `counts`, of which `quotas` are retained. Without `waves`, a rank holds all its pairs at once.
     pub(crate) fn new(setup: &'a Setup, counts: Counts, quotas: &[u32], waves: bool) -> Result<Self> {
@@ -103,6 +119,48 @@ impl<'a> Evaluator<'a> {
         }
     }
 
+    /// The pairs that each rank computes and moves under these activations.
+    pub(crate) fn work(
+        &self,
+        placement: &Placement,
+        forward: &[u32],
+        backward: &[u32],
+        activations: Activations,
+    ) -> Result<Work> {
+        let capacity = match activations {
+            Activations::Recompute => backward.to_vec(),
+            Activations::Stash => stashed(placement, forward, self.backward.counts().per_expert()),
+        };
+        let of = |sources: &Sources, loads: &[u32]| -> Result<RankWork> {
+            Ok(RankWork::new(placement, loads, route::traffic(sources, placement, loads)?))
+        };
+        let (out, back) = (of(&self.forward, forward)?, of(&self.backward, &capacity)?);
+        Ok(Work { activations, capacity, out, back })
+    }
+
+    /// Memory of each rank for work on the first placement, the second one following, and pairs of a wave such that it fits.
+    ///
+    /// # Errors
+    /// [`Error::Infeasible`] where none does.
+    pub(crate) fn room(&self, placements: [&Placement; 2], work: &Work) -> Result<Room> {
+        let loads = self.rank_loads(placements, &work.out, &work.back);
+        let ceiling = self.degree(work).into_iter().fold(1, u64::max);
+        let model = MemoryModel::new(self.setup, placements[0].ownership(), work.activations)?;
+        let wave_rows = if self.waves {
+            model.largest_wave(&loads, ceiling)?
+        } else {
+            model.require(&loads, ceiling)?;
+            ceiling
+        };
+        Ok(Room { loads, wave_rows })
+    }
+
+    /// Pairs that the busiest rank sends or computes, forward and backward.
+    fn degree(&self, work: &Work) -> [u64; 2] {
+        let most = |sources: &Sources| sources.counts().per_rank().iter().copied().max().unwrap_or(0);
+        [work.out.busiest().max(most(&self.forward)), work.back.busiest().max(most(&self.backward))]
+    }
+
     fn outcome(
         &self,
         placements: [&Placement; 3],
@@ -111,27 +169,12 @@ impl<'a> Evaluator<'a> {
         activations: Activations,
     ) -> Result<Outcome> {
         let here = placements[1];
-        let capacity = match activations {
-            Activations::Recompute => backward.to_vec(),
-            Activations::Stash => stashed(here, forward, self.backward.counts().per_expert()),
-        };
-        let work = |sources: &Sources, loads: &[u32]| -> Result<RankWork> {
-            Ok(RankWork::new(here, loads, route::traffic(sources, here, loads)?))
-        };
-        let (out, back) = (work(&self.forward, forward)?, work(&self.backward, &capacity)?);
-        let loads = self.rank_loads([here, placements[2]], &out, &back);
+        let work = self.work(here, forward, backward, activations)?;
+        let Room { loads, wave_rows } = self.room([here, placements[2]], &work)?;
         let ranks = here.ranks() as u64;
+        let [out_degree, back_degree] = self.degree(&work);
         let sources = self.forward.counts().per_rank().iter().copied().max().unwrap_or(0);
-        let retained = self.backward.counts().per_rank().iter().copied().max().unwrap_or(0);
-        let (out_degree, back_degree) = (out.busiest().max(sources), back.busiest().max(retained));
-        let ceiling = out_degree.max(back_degree).max(1);
-        let model = MemoryModel::new(self.setup, here.ownership(), activations)?;
-        let wave_rows = if self.waves {
-            model.largest_wave(&loads, ceiling)?
-        } else {
-            model.require(&loads, ceiling)?;
-            ceiling
-        };
+        let Work { capacity, out, back, .. } = work;
         let predicted = self.model.predict(&Priced {
             forward: Pass { work: &out, waves: waves(out_degree, wave_rows, ranks)? },
             backward: Pass { work: &back, waves: waves(back_degree, wave_rows, ranks)? },

@@ -172,8 +172,6 @@ fn more_memory_is_never_slower() {
                 Ok(plan) => {
                     if let Some(last) = &last {
                         assert!(plan.next_s.unwrap() <= last.next_s.unwrap(), "{eighths}");
-                        let time = |p: &Plan| p.predicted.total_s() - p.predicted.optimizer_exchange_s;
-                        assert!(time(&plan) <= time(last) * (1.0 + 1e-12), "{eighths}");
                     }
                     last = Some(plan);
                 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-use crate::plan::evaluate::{Evaluator, Outcome};
+use crate::plan::evaluate::{Evaluator, Outcome, Work};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
 use crate::plan::route;
@@ -30,6 +30,9 @@ impl Search<'_> {
         if self.instances.is_none_or(|n| n == self.current.instances()) {
             best = self.time(self.current, forward, backward)?.map(|time| (time, self.current.clone()));
         }
+        let now: Vec<Work> = (self.modes.iter())
+            .map(|&mode| self.evaluator.work(self.current, forward, backward, mode))
+            .collect::<Result<_>>()?;
         for candidate in self.candidates()? {
             let forward = route::assign(&self.evaluator.forward, &candidate, None)?;
             let backward = route::assign(&self.evaluator.backward, &candidate, None)?;
@@ -39,6 +42,7 @@ impl Search<'_> {
             };
             if let Some(time) = self.time(&candidate, &forward, &backward)?
                 && best.as_ref().is_none_or(|(least, _)| time < *least)
+                && self.reachable(&candidate, &now)?
             {
                 best = Some((time, candidate));
             }
@@ -56,7 +60,7 @@ impl Search<'_> {
         }
     }
 
-    pub(crate) fn candidates(&self) -> Result<Vec<Placement>> {
+    fn candidates(&self) -> Result<Vec<Placement>> {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         if self.instances.is_none()
             && let Some(all) = every_placement(self.current)?
