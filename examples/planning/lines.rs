@@ -70,7 +70,7 @@ impl LineChart {
             .y_desc(self.y_label.as_str())
             .x_labels(8)
             .y_labels(6)
-            .x_label_formatter(&|x| short(*x))
+            .x_label_formatter(&|x| if x.fract() == 0.0 { short(*x) } else { String::new() })
             .y_label_formatter(&|y| short(*y))
             .light_line_style(TRANSPARENT)
             .bold_line_style(FAINT)

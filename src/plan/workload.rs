@@ -285,7 +285,7 @@ fn stream(seed: u64, step: u64, purpose: Purpose, index: u32) -> Philox {
 
 /// A number below `n`, which is at most 2^32; the bias is below n / 2^32.
 fn below(n: usize, rng: &mut Philox) -> usize {
-    (u64::from(rng.next_u32()) * n as u64 >> 32) as usize
+    ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize
 }
 
 /// `count` distinct numbers below `n`.
