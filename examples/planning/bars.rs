@@ -68,7 +68,8 @@ impl BarChart {
         header.draw(&PathElement::new([(x, Y), (x + 8, Y)], INK.stroke_width(1)))?;
         header.draw(&PathElement::new([(x + 14, Y), (x + 22, Y)], INK.stroke_width(1)))?;
         write(header, "mean of the policy", (x + 30, Y), 14, HPos::Left)?;
-        let right = format!("{} ranks", self.before.values.len());
+        let ranks = self.before.values.len();
+        let right = format!("{ranks} {}", if ranks == 1 { "rank" } else { "ranks" });
         write(header, &right, (WIDTH as i32 - 24, 24), 14, HPos::Right)
     }
 

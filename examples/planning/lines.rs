@@ -70,7 +70,7 @@ impl LineChart {
             .y_desc(self.y_label.as_str())
             .x_labels(8)
             .y_labels(6)
-            .x_label_formatter(&|x| short(*x))
+            .x_label_formatter(&|x| if x.fract() == 0.0 { short(*x) } else { String::new() })
             .y_label_formatter(&|y| short(*y))
             .light_line_style(TRANSPARENT)
             .bold_line_style(FAINT)
@@ -125,16 +125,23 @@ fn dash(line: usize) -> (u32, u32) {
 fn apart(ends: &[i32], top: i32, bottom: i32) -> Vec<i32> {
     let mut order: Vec<usize> = (0..ends.len()).collect();
     order.sort_by_key(|&i| (ends[i], i));
-    let mut at = ends.to_vec();
-    let mut free = top;
-    for &i in &order {
-        at[i] = at[i].max(free);
-        free = at[i] + SPACING;
-    }
-    let mut free = bottom;
-    for &i in order.iter().rev() {
-        at[i] = at[i].min(free).max(top);
-        free = at[i] - SPACING;
-    }
+    // Pushing all down and pushing all up are both far enough apart, so halfway between is too.
+    let (mut down, mut up) = (ends.to_vec(), ends.to_vec());
+    push(&mut down, &order, top, 1);
+    order.reverse();
+    push(&mut up, &order, -bottom, -1);
+    let mut at: Vec<i32> = down.iter().zip(&up).map(|(d, u)| (d + u).div_euclid(2)).collect();
+    push(&mut at, &order, -bottom, -1);
+    order.reverse();
+    push(&mut at, &order, top, 1);
     at
+}
+
+/// Moves heights down (`sign` 1) or up (-1), in `order`, to at least `free` and [`SPACING`] beyond the one before.
+fn push(at: &mut [i32], order: &[usize], mut free: i32, sign: i32) {
+    for &i in order {
+        let height = (sign * at[i]).max(free);
+        at[i] = sign * height;
+        free = height + SPACING;
+    }
 }

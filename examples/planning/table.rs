@@ -89,7 +89,7 @@ pub(crate) fn whole(n: u64) -> String {
     text
 }
 
-/// `1234567.0` as `1.23M`, for axes: three digits and a power of 1000.
+/// `1234567.0` as `1.23M`, for axes: three digits and, from 1000 on, a power of 1000.
 pub(crate) fn short(x: f64) -> String {
     const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];
     let (mut value, mut unit) = (x, 0);
@@ -99,8 +99,11 @@ pub(crate) fn short(x: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 99.95 => 0,
         v if v >= 9.995 => 1,
-        _ => 2,
+        v if v >= 1.0 || v == 0.0 => 2,
+        v if v >= 1e-6 => 2 - v.log10().floor() as i32,
+        _ => return format!("{x:.1e}"),
     };
+    let decimals = decimals as usize;
     let text = format!("{value:.decimals$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     format!("{text}{}", UNITS[unit])

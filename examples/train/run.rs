@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lrmoe::memory::MemoryReport;
+use lrmoe::plan::{Counts, TraceEntry};
 use lrmoe::{Backend, CpuBackend};
 use serde_json::{Value, json};
 
@@ -215,9 +216,9 @@ fn layer_metrics(stats: &MoeStats) -> Value {
 }
 
 fn record(trace: &mut LineFile, step: u64, model: &Model) -> Result<(), Failure> {
-    model.moe_layers().enumerate().try_for_each(|(layer, handle)| {
-        let counts = handle.with(|l| l.stats().counts.clone());
-        trace.line(&json!({"step": step, "layer": layer, "counts": [counts]}).to_string())
+    (0..).zip(model.moe_layers()).try_for_each(|(layer, handle)| {
+        let counts = Counts::new(&[handle.with(|l| l.stats().counts.clone())])?;
+        trace.line(&TraceEntry { counts, layer, step }.to_string())
     })
 }
 

@@ -259,11 +259,11 @@ struct Rows {
 }
 
 fn step<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
-    Whole { name: "`step`".into(), max: u64::MAX }.deserialize(deserializer)
+    Whole { name: Name::Field("step"), max: u64::MAX }.deserialize(deserializer)
 }
 
 fn layer<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u32, D::Error> {
-    Whole { name: "`layer`".into(), max: u32::MAX.into() }.deserialize(deserializer).map(|n| n as u32)
+    Whole { name: Name::Field("layer"), max: u32::MAX.into() }.deserialize(deserializer).map(|n| n as u32)
 }
 
 fn rows<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Rows, D::Error> {
@@ -276,8 +276,23 @@ fn rows<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Rows,
 
 /// A whole number from 0 to `max`.
 struct Whole {
-    name: String,
+    name: Name,
     max: u64,
+}
+
+/// What a number is called in errors.
+enum Name {
+    Field(&'static str),
+    Count { rank: usize, expert: usize },
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(f, "`{name}`"),
+            Self::Count { rank, expert } => write!(f, "`counts[{rank}][{expert}]`"),
+        }
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for Whole {
@@ -352,7 +367,7 @@ impl<'de> Visitor<'de> for Row<'_> {
         let rows = self.0;
         let start = rows.pairs.len();
         loop {
-            let name = format!("`counts[{}][{}]`", rows.ranks, rows.pairs.len() - start);
+            let name = Name::Count { rank: rows.ranks, expert: rows.pairs.len() - start };
             let Some(n) = sequence.next_element_seed(Whole { name, max: u32::MAX.into() })? else {
                 return Ok(());
             };

@@ -1,4 +1,5 @@
 //! Made-up routing: nine workloads, each a pure function of (workload, batch, seed, step) and the same on every machine.
+//! The first eight are the kinds that Megatron-LM's pull request 7488 measures dispatch with.
 //!
 //! A workload gives every expert a popularity and every rank a number of tokens. Each token picks k distinct experts with
 //! chances in proportion to popularity, none above 1. A step draws its counts from the normal approximation of that
@@ -156,7 +157,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`Error::Argument`] for batch out of range or more than [`MAX_COUNTS`] ranks x experts, [`Error::Overflow`] where
-    /// the pairs of a rank pass 2^40, or those of an expert or the tokens of `Ragged` 2^32 - 1.
+    /// the pairs of a rank pass 2^40, or those of an expert or all tokens of a ragged step 2^32 - 1.
     pub fn counts(self, batch: &Batch, seed: u64, step: u64) -> Result<Counts> {
         let tokens = self.tokens(batch, seed, step)?;
         let &Batch { ranks, experts, top_k, .. } = batch;
@@ -190,12 +191,13 @@ impl Workload {
                 let mut rng = stream(seed, step, Purpose::Tokens, 0);
                 let shares: Vec<f64> = (0..ranks).map(|_| f64::from(rng.uniform())).map(|u| u * u).collect();
                 let total = ranks as u64 * u64::from(tokens_per_rank);
-                let limit = u32::MAX;
-                if total > u64::from(limit) {
+                // So that any rank may get them all.
+                let limit = u64::from(u32::MAX).min(MAX_PAIRS / batch.top_k as u64);
+                if total > limit {
                     let detail = format!("{ranks} ranks x {tokens_per_rank} tokens pass {limit}");
                     return Err(Error::Overflow { what: "tokens of a step".into(), detail });
                 }
-                tokens = rounded(&filled(&shares, total as f64, f64::INFINITY), total, limit);
+                tokens = rounded(&filled(&shares, total as f64, f64::INFINITY), total, u32::MAX);
             }
             Self::Empty => {
                 let without = (ranks / 4).max(1).min(ranks - 1);
@@ -283,7 +285,7 @@ fn stream(seed: u64, step: u64, purpose: Purpose, index: u32) -> Philox {
 
 /// A number below `n`, which is at most 2^32; the bias is below n / 2^32.
 fn below(n: usize, rng: &mut Philox) -> usize {
-    (u64::from(rng.next_u32()) * n as u64 >> 32) as usize
+    ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize
 }
 
 /// `count` distinct numbers below `n`.

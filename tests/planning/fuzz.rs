@@ -134,5 +134,5 @@ fn number(bytes: &[u8], at: usize) -> std::ops::Range<usize> {
 }
 
 fn below(n: usize, rng: &mut Philox) -> usize {
-    (u64::from(rng.next_u32()) * n as u64 >> 32) as usize
+    ((u64::from(rng.next_u32()) * n as u64) >> 32) as usize
 }
