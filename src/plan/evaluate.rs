@@ -172,19 +172,36 @@ impl<'a> Evaluator<'a> {
         let work = self.work(here, forward, backward, activations)?;
         let Room { loads, wave_rows } = self.room([here, placements[2]], &work)?;
         let ranks = here.ranks() as u64;
-        let [out_degree, back_degree] = self.degree(&work);
-        let sources = self.forward.counts().per_rank().iter().copied().max().unwrap_or(0);
-        let Work { capacity, out, back, .. } = work;
-        let predicted = self.model.predict(&Priced {
-            forward: Pass { work: &out, waves: waves(out_degree, wave_rows, ranks)? },
-            backward: Pass { work: &back, waves: waves(back_degree, wave_rows, ranks)? },
-            pairs: self.forward.counts().total(),
-            tokens: self.setup.tokens(sources),
-            activations,
+        let [out, back] = self.degree(&work).map(|degree| waves(degree, wave_rows, ranks));
+        let predicted = self.predict(placements, &work, [out?, back?]);
+        Ok(Outcome { activations, capacity: work.capacity, wave_rows, predicted, loads })
+    }
+
+    fn predict(&self, placements: [&Placement; 3], work: &Work, waves: [u64; 2]) -> Predicted {
+        let counts = self.forward.counts();
+        self.model.predict(&Priced {
+            forward: Pass { work: &work.out, waves: waves[0] },
+            backward: Pass { work: &work.back, waves: waves[1] },
+            pairs: counts.total(),
+            tokens: self.setup.tokens(counts.per_rank().iter().copied().max().unwrap_or(0)),
+            activations: work.activations,
             selects: self.selects,
             placements,
-        });
-        Ok(Outcome { activations, capacity, wave_rows, predicted, loads })
+        })
+    }
+
+    /// Predicted seconds of a step that starts and ends with a placement, had the ranks all the memory they could use.
+    pub(crate) fn unlimited_s(
+        &self,
+        placement: &Placement,
+        forward: &[u32],
+        backward: &[u32],
+        allowed: &[Activations],
+    ) -> Result<f64> {
+        allowed.iter().try_fold(f64::INFINITY, |least, &activations| {
+            let work = self.work(placement, forward, backward, activations)?;
+            Ok(self.predict([placement; 3], &work, [1, 1]).total_s().min(least))
+        })
     }
 
     /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.

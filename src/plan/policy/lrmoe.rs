@@ -42,11 +42,9 @@ impl Lrmoe {
         let forward = route::assign(&evaluator.forward, current, None)?;
         let mut backward = route::assign(&evaluator.backward, current, None)?;
         if let Some(everything) = evaluator.keeping_everything() {
-            let time = |evaluator: &Evaluator<'_>, backward: &[u32]| {
-                evaluator.best([current; 3], &forward, backward, &modes).map(|outcome| outcome.predicted.total_s())
-            };
-            let (selected, plain) = (time(&evaluator, &backward), time(&everything, &forward));
-            if plain.is_ok_and(|plain| selected.is_ok_and(|selected| plain <= selected)) {
+            // Whatever the budget, so that more memory never changes what is retained.
+            let selected = evaluator.unlimited_s(current, &forward, &backward, &modes)?;
+            if everything.unlimited_s(current, &forward, &forward, &modes)? <= selected {
                 retained = retained.not_worth_it();
                 evaluator = everything;
                 backward.clone_from(&forward);

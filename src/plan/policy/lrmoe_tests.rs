@@ -300,7 +300,11 @@ fn refuses_setups_changed_for_the_worse() {
         let mut setup = case.setup.clone();
         change(&mut setup);
         assert!(plan(&setup, &case.counts, &case.placement).is_err());
-        assert!(Lrmoe::default().decide(&setup, &Input { step: 0, counts: &case.counts, demand: None, placement: &case.placement }).is_err());
+        assert!(
+            Lrmoe::default()
+                .decide(&setup, &Input { step: 0, counts: &case.counts, demand: None, placement: &case.placement })
+                .is_err()
+        );
     };
     for bad in [f64::NAN, f64::INFINITY, -1.0] {
         refused(&|setup| setup.cluster.gemm_flops = bad);

@@ -60,6 +60,18 @@ impl Search<'_> {
         }
     }
 
+    /// Whether this step still fits while its ranks make room for a placement.
+    fn reachable(&self, next: &Placement, now: &[Work]) -> Result<bool> {
+        for work in now {
+            match self.evaluator.room([self.current, next], work) {
+                Ok(_) => return Ok(true),
+                Err(Error::Infeasible { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
     fn candidates(&self) -> Result<Vec<Placement>> {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         if self.instances.is_none()
