@@ -19,8 +19,8 @@ fn loads_and_routes_tell_the_same() {
         let of_routes = Traffic::of_routes(&routes, ranks, sources.ranks_per_node()).unwrap();
         assert_eq!(traffic(&sources, &placement, &loads).unwrap(), of_routes);
         assert_eq!(of_routes.rows.iter().sum::<u64>(), sources.counts().total());
-        assert_eq!(of_routes.crossing_ranks(), of_routes.received.iter().sum());
-        assert_eq!(of_routes.crossing_nodes(), of_routes.node_received.iter().sum());
+        assert_eq!(of_routes.crossing_ranks(), of_routes.received.iter().sum::<u64>());
+        assert_eq!(of_routes.crossing_nodes(), of_routes.node_received.iter().sum::<u64>());
     }
 }
 

@@ -137,7 +137,7 @@ fn retained_pairs_stay_with_their_forward() {
     }
     let route = Route { expert: 7, from: 2, to: 3, pairs: 4 };
     let error = follow(&[route], &[5]).unwrap_err().to_string();
-    assert!(error.contains("expert 7 from rank 2 on rank 3 is 5") && error.contains("at most 4"), "{error}");
+    assert!(error.contains("expert 7 from rank 2 on rank 3` is 5") && error.contains("at most 4"), "{error}");
     assert!(matches!(follow(&[route], &[]), Err(Error::Shape { .. })));
 }
 
@@ -147,7 +147,7 @@ fn refuses_limits_that_hold_too_little() {
     let placement = Placement::new(2, &[vec![0, 1], vec![1]], vec![0, 1], Ownership::Home).unwrap();
     let sources = Sources::new(counts.clone(), 1).unwrap();
     let error = transport(&sources, &placement, &[4, 5, 4]).unwrap_err().to_string();
-    assert!(error.contains("limits of expert 0 on ranks [0, 1] is [4, 5], in all 9"), "{error}");
+    assert!(error.contains("limits of expert 0 on ranks [0, 1]` is [4, 5], in all 9"), "{error}");
     assert!(error.contains("10 or more"), "{error}");
     let error = route_backward(&counts, 1, &placement, &[4, 6, 3]).unwrap_err().to_string();
     assert!(error.contains("backward capacity of expert 1 on ranks [1]"), "{error}");
