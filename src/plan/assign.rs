@@ -2,8 +2,12 @@
 
 use super::flow::{Cut, Flow};
 use super::placement::Placement;
+use super::refine::Refine;
 use super::route::Sources;
 use crate::{Error, Result};
+
+/// Passes over the instances that are spent on keeping pairs near.
+const PASSES: usize = 24;
 
 /// Pairs that each instance computes, in the order of the placement's instances.
 ///
@@ -38,6 +42,8 @@ pub fn assign(sources: &Sources, placement: &Placement, capacity: Option<&[u64]>
             }
         }
     }
+    let Fill { flow, local, .. } = &mut fill;
+    Refine::new(sources, placement, flow, local, &limit_at(busiest)).run(PASSES);
     // At most the pairs of one expert.
     Ok(fill.flow.loads.iter().map(|&load| load as u32).collect())
 }
