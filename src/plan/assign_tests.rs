@@ -237,64 +237,72 @@ fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> [u64;
     [(cost / NODE) as u64, (cost % NODE) as u64]
 }
 
-/// Pairs that cross nodes and ranks, found and least, over many cases.
-#[derive(Default)]
+/// How far assignments stay above the least crossing, over many cases.
+#[derive(Debug, Default)]
 struct Gap {
     cases: u32,
-    equal: u32,
-    pairs: u64,
-    found: [u64; 2],
-    least: [u64; 2],
+    least: u32,
+    /// Pairs across nodes beyond the least, their sum and the largest part of a case's pairs.
+    beyond: u64,
     worst: f64,
+    pairs: u64,
 }
 
 impl Gap {
-    fn measure(&mut self, sources: &Sources, placement: &Placement) {
-        let loads = assign(sources, placement, None).unwrap();
+    fn measure(&mut self, sources: &Sources, placement: &Placement, passes: usize) {
+        let (loads, proven) = assign_within(passes, sources, placement, None).unwrap();
         let busiest = rank_loads(placement, &loads).into_iter().max().unwrap();
         let moved = traffic(sources, placement, &loads).unwrap();
-        let (found, least) =
-            ([moved.crossing_nodes(), moved.crossing_ranks()], least_crossing(sources, placement, busiest));
+        let found = [moved.crossing_nodes(), moved.crossing_ranks()];
+        let least = least_crossing(sources, placement, busiest);
         assert!(found >= least, "{found:?} below the least {least:?}: {sources:?} {placement:?}");
+        assert!(!proven || found == least, "{found:?} is not the least {least:?}: {sources:?} {placement:?}");
         let total = sources.counts().total();
         self.cases += 1;
-        self.equal += u32::from(found == least);
+        self.least += u32::from(found == least);
         self.pairs += total;
-        (0..2).for_each(|k| self.found[k] += found[k]);
-        (0..2).for_each(|k| self.least[k] += least[k]);
+        self.beyond += found[0] - least[0];
         self.worst = self.worst.max((found[0] - least[0]) as f64 / total.max(1) as f64);
-    }
-
-    fn print(&self, what: &str) {
-        let more = |k: usize| 100.0 * (self.found[k] as f64 / self.least[k] as f64 - 1.0);
-        println!(
-            "{what}: least in {} of {} cases; across nodes {:.3} % more ({} of {} pairs against {}), worst case {:.2} % of its pairs; \
-             across ranks {:.3} % more",
-            self.equal,
-            self.cases,
-            more(0),
-            self.found[0],
-            self.pairs,
-            self.least[0],
-            100.0 * self.worst,
-            more(1)
-        );
     }
 }
 
-/// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints how far the heuristics stay from the least.
+/// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints the gap to the least crossing. The fill and
+/// augmenting paths alone send 0.09 % of all pairs too many across nodes where placements are made for the counts, at worst
+/// 13 % of a case's pairs; with the passes over the instances the gap is 0 in every case.
 #[test]
-fn crossing_is_never_below_the_least_and_near_it() {
+fn crossing_is_the_least() {
     let mut rng = Philox::new(44, 0);
-    let (mut any, mut tight) = (Gap::default(), Gap::default());
-    for _ in 0..1000 {
-        let (sources, placement) = problem(&mut rng, 8, 8, 12);
-        any.measure(&sources, &placement);
-        let (sources, placement) = planned(&mut rng, 16, 8, 12);
-        tight.measure(&sources, &placement);
+    for passes in [0, 4, PASSES] {
+        let (mut any, mut made) = (Gap::default(), Gap::default());
+        for _ in 0..1000 {
+            let (sources, placement) = problem(&mut rng, 8, 8, 12);
+            any.measure(&sources, &placement, passes);
+            let (sources, placement) = planned(&mut rng, 16, 8, 12);
+            made.measure(&sources, &placement, passes);
+        }
+        for (what, gap) in [("any placement", &any), ("one made for the counts", &made)] {
+            println!(
+                "{passes} passes, {what}: least in {} of {} cases; across nodes beyond the least {:.4} % of all pairs, at worst {:.2} %",
+                gap.least,
+                gap.cases,
+                100.0 * gap.beyond as f64 / gap.pairs as f64,
+                100.0 * gap.worst
+            );
+            assert!(passes < PASSES || gap.least == gap.cases, "{gap:?}");
+        }
     }
-    any.print("any placement");
-    tight.print("placement made for the counts");
+}
+
+/// At sizes out of reach of the oracle, the passes still end with the proof that nothing is left to gain.
+#[test]
+fn crossing_is_proven_least_at_size() {
+    let mut rng = Philox::new(45, 0);
+    for _ in 0..60 {
+        let (sources, placement) = problem(&mut rng, 512, 64, 30);
+        assert!(assign_within(PASSES, &sources, &placement, None).unwrap().1);
+        let (sources, placement) = planned(&mut rng, 256, 64, 30);
+        assert!(assign_within(PASSES, &sources, &placement, None).unwrap().1);
+    }
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl<'a> Flow<'a> {
     /// Places as much as possible of what every expert has left, moving others out of the way; whether all found a place.
     ///
     /// Where some are left over, [`Flow::cut`] tells why: it holds everything that can be reached from any of them. The method
-    /// is Dinic's: the phases are few, and each costs hardly more than a look at every instance.
+    /// is Dinic's, blocking flows in layers: the phases are few, and each costs hardly more than a look at every instance.
     pub(crate) fn push_all(&mut self, left: &mut [u64], capacity: &impl Fn(usize) -> u64) -> bool {
         let mut waiting: Vec<u32> = (0..left.len() as u32).filter(|&e| left[e as usize] > 0).collect();
         while !waiting.is_empty() {
@@ -111,17 +111,19 @@ impl<'a> Flow<'a> {
         true
     }
 
-    /// Breadth first from experts up to the nearest ranks with room; whether there are any.
+    /// Breadth first from experts to all that can be reached; whether a rank with room is among it.
+    ///
+    /// Unlike Dinic's, the layers do not end at the nearest such rank: what is sent along them fills the farther ones in the same
+    /// phase. Distances still never shrink, and after each phase every rank with room is farther away.
     fn search(&mut self, from: &[u32], capacity: &impl Fn(usize) -> u64) -> bool {
         self.reached_experts.drain(..).for_each(|e| self.expert_layer[e as usize] = NONE);
         self.reached_ranks.drain(..).for_each(|r| self.rank_layer[r as usize] = NONE);
         for &e in from {
             self.reach(e, 0);
         }
-        let (mut next_expert, mut next_rank, mut depth) = (0, 0, 0);
+        let (mut next_expert, mut next_rank, mut depth, mut found) = (0, 0, 0, false);
         while next_expert < self.reached_experts.len() {
             depth += 1;
-            let mut found = false;
             while let Some(&e) = self.reached_experts.get(next_expert) {
                 next_expert += 1;
                 for &rank in self.placement.hosts(e as usize) {
@@ -133,9 +135,6 @@ impl<'a> Flow<'a> {
                         found |= self.rank_loads[r] < capacity(r);
                     }
                 }
-            }
-            if found {
-                return true;
             }
             depth += 1;
             while let Some(&rank) = self.reached_ranks.get(next_rank) {
@@ -149,7 +148,7 @@ impl<'a> Flow<'a> {
                 }
             }
         }
-        false
+        found
     }
 
     fn reach(&mut self, expert: u32, layer: u32) {

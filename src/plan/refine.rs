@@ -9,9 +9,6 @@ use super::flow::Flow;
 use super::placement::Placement;
 use super::route::Sources;
 
-/// Cost of a pair that crosses nodes; one across ranks costs 1. More than any path has vertices, so nodes come first.
-const NODE: i64 = 1 << 32;
-
 /// One step in the residual network, moving pairs along.
 #[derive(Debug, Clone, Copy)]
 enum Arc {
@@ -45,6 +42,8 @@ struct Group {
 #[derive(Debug)]
 pub(crate) struct Refine<'a, 'f> {
     hosts: &'a [u32],
+    /// Cost of a pair that crosses nodes, where one that crosses ranks costs 1. No cycle changes more ranks, so nodes come first.
+    node_cost: i64,
     flow: &'f mut Flow<'a>,
     /// Pairs of each instance's own rank.
     local: &'f [u64],
@@ -96,6 +95,8 @@ impl<'a, 'f> Refine<'a, 'f> {
         let vertices = room.len() + groups.len() + offsets.len();
         Self {
             hosts,
+            // A cycle passes through a rank once, out of one instance and into another.
+            node_cost: 2 * room.len() as i64 + 1,
             flow,
             local,
             groups,
@@ -109,7 +110,8 @@ impl<'a, 'f> Refine<'a, 'f> {
         }
     }
 
-    /// Cancels negative cycles for so many passes at most; whether none is left.
+    /// Cancels negative cycles for so many passes at most; whether none is left, so that no assignment with the same busiest rank moves
+    /// fewer pairs across nodes, or as few and fewer across ranks.
     pub(crate) fn run(&mut self, passes: usize) -> bool {
         for _ in 0..passes {
             if !self.relax() {
@@ -157,13 +159,13 @@ impl<'a, 'f> Refine<'a, 'f> {
                     }
                 }
                 if load > 0 {
-                    let label = self.labels[self.group_vertex(g)] + if load <= demand { NODE } else { 0 };
+                    let label = self.labels[self.group_vertex(g)] + if load <= demand { self.node_cost } else { 0 };
                     changed |= self.lower(vertex, label, Arc::Leave(g as u32));
                 }
             }
             for g in own {
                 let Group { first, end, demand, load, .. } = self.groups[g];
-                let label = self.labels[vertex] - if load < demand { NODE } else { 0 };
+                let label = self.labels[vertex] - if load < demand { self.node_cost } else { 0 };
                 changed |= self.lower(self.group_vertex(g), label, Arc::Enter(g as u32));
                 for i in first..end {
                     let (at, rank) = (i as usize, self.hosts[i as usize] as usize);

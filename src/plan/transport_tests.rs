@@ -120,6 +120,20 @@ fn expected_shares_are_the_largest_remainders() {
 }
 
 #[test]
+fn divides_as_the_machine_does() {
+    let mut rng = Philox::new(56, 0);
+    for _ in 0..200_000 {
+        let b = 1 + (u64::from(rng.next_u32()) >> draw(&mut rng, 0..=31));
+        let quotient = u64::from(rng.next_u32()) >> draw(&mut rng, 0..=31);
+        for a in [quotient * b, quotient * b + b - 1, quotient * b + draw(&mut rng, 0..=b - 1)] {
+            assert_eq!(divide(a, b), a / b, "{a} / {b}");
+        }
+    }
+    let most = u64::from(u32::MAX);
+    assert_eq!((divide(most * most, most), divide(most * most - 1, most)), (most, most - 1));
+}
+
+#[test]
 fn retained_pairs_stay_with_their_forward() {
     let mut rng = Philox::new(54, 0);
     for _ in 0..500 {
