@@ -211,7 +211,7 @@ proptest! {
 }
 
 /// The least pairs across nodes, and the least across ranks with it, under a limit for each rank.
-fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> [u64; 2] {
+fn least_crossing(sources: &Sources, placement: &Placement, limit: impl Fn(usize) -> u64) -> [u64; 2] {
     // More than all pairs together across ranks.
     const NODE: i64 = 1 << 32;
     let (counts, instances) = (sources.counts(), placement.instances());
@@ -220,7 +220,7 @@ fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> [u64;
     let (source, sink) = (demand(ranks, 0), demand(ranks, 1));
     let mut network = Network::new(sink + 1);
     for s in 0..ranks {
-        network.edge(instances + s, sink, limit, 0);
+        network.edge(instances + s, sink, limit(s), 0);
         for e in 0..experts {
             network.edge(source, demand(s, e), u64::from(counts.get(s, e)), 0);
         }
@@ -249,12 +249,13 @@ struct Gap {
 }
 
 impl Gap {
-    fn measure(&mut self, sources: &Sources, placement: &Placement, passes: usize) {
-        let (loads, proven) = assign_within(passes, sources, placement, None).unwrap();
+    /// Where the capacity holds the pairs.
+    fn measure(&mut self, sources: &Sources, placement: &Placement, capacity: Option<&[u64]>, passes: usize) {
+        let Ok((loads, proven)) = assign_within(passes, sources, placement, capacity) else { return };
         let busiest = rank_loads(placement, &loads).into_iter().max().unwrap();
         let moved = traffic(sources, placement, &loads).unwrap();
         let found = [moved.crossing_nodes(), moved.crossing_ranks()];
-        let least = least_crossing(sources, placement, busiest);
+        let least = least_crossing(sources, placement, |r| capacity.map_or(busiest, |c| busiest.min(c[r])));
         assert!(found >= least, "{found:?} below the least {least:?}: {sources:?} {placement:?}");
         assert!(!proven || found == least, "{found:?} is not the least {least:?}: {sources:?} {placement:?}");
         let total = sources.counts().total();
@@ -267,20 +268,22 @@ impl Gap {
 }
 
 /// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints the gap to the least crossing. The fill and
-/// augmenting paths alone send 0.09 % of all pairs too many across nodes where placements are made for the counts, at worst
-/// 13 % of a case's pairs; with the passes over the instances the gap is 0 in every case.
+/// augmenting paths alone send 0.08 % of all pairs too many across nodes where placements are made for the counts, at worst
+/// 7.3 % of a case's pairs, and find the least in 878 of 1,000 cases; the passes over the instances find it in every case.
 #[test]
 fn crossing_is_the_least() {
-    let mut rng = Philox::new(44, 0);
     for passes in [0, 4, PASSES] {
-        let (mut any, mut made) = (Gap::default(), Gap::default());
+        let mut rng = Philox::new(44, 0);
+        let (mut any, mut tied, mut made) = (Gap::default(), Gap::default(), Gap::default());
         for _ in 0..1000 {
             let (sources, placement) = problem(&mut rng, 8, 8, 12);
-            any.measure(&sources, &placement, passes);
+            any.measure(&sources, &placement, None, passes);
+            let capacity = capacities(&mut rng, &sources, 4);
+            tied.measure(&sources, &placement, Some(&capacity), passes);
             let (sources, placement) = planned(&mut rng, 16, 8, 12);
-            made.measure(&sources, &placement, passes);
+            made.measure(&sources, &placement, None, passes);
         }
-        for (what, gap) in [("any placement", &any), ("one made for the counts", &made)] {
+        for (what, gap) in [("any placement", &any), ("with capacities", &tied), ("made for the counts", &made)] {
             println!(
                 "{passes} passes, {what}: least in {} of {} cases; across nodes beyond the least {:.4} % of all pairs, at worst {:.2} %",
                 gap.least,
@@ -288,16 +291,18 @@ fn crossing_is_the_least() {
                 100.0 * gap.beyond as f64 / gap.pairs as f64,
                 100.0 * gap.worst
             );
+            assert!(gap.cases > 100);
             assert!(passes < PASSES || gap.least == gap.cases, "{gap:?}");
         }
     }
 }
 
-/// At sizes out of reach of the oracle: beside the end of the passes, where no negative cycle is left. The command above prints the gap.
+/// At sizes out of reach of the oracle, beside what is found when the passes end by themselves, with no negative cycle left: the
+/// same in 114 of 120 cases, 0.0014 % of all pairs too many across nodes in the whole. The command above prints it.
 #[test]
 fn crossing_at_size_is_near_the_proven_least() {
     let mut rng = Philox::new(45, 0);
-    let (mut proven, mut beyond, mut pairs, mut cases) = (0, 0, 0, 0);
+    let (mut proven, mut beyond, mut pairs, mut cases, mut worst) = (0, 0, 0, 0, 0.0_f64);
     for _ in 0..60 {
         for (sources, placement) in [problem(&mut rng, 512, 64, 30), planned(&mut rng, 256, 64, 30)] {
             let crossing = |passes: usize| {
@@ -311,11 +316,16 @@ fn crossing_at_size_is_near_the_proven_least() {
             assert!(found >= least && (!ended || found == least));
             cases += 1;
             proven += u32::from(ended);
-            beyond += found[0] - least[0];
-            pairs += sources.counts().total();
+            let (more, total) = (found[0] - least[0], sources.counts().total());
+            beyond += more;
+            pairs += total;
+            worst = worst.max(more as f64 / total.max(1) as f64);
         }
     }
-    println!("at size: proven in {proven} of {cases} cases, {beyond} of {pairs} pairs across nodes beyond the least");
+    println!(
+        "at size: proven in {proven} of {cases} cases; across nodes beyond the least {beyond} of {pairs} pairs, at worst {:.3} %",
+        100.0 * worst
+    );
     // A hundredth of a percent; nothing proves more.
     assert!(beyond * 10_000 <= pairs, "{beyond} of {pairs}");
 }

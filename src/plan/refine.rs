@@ -58,8 +58,8 @@ pub(crate) struct Refine<'a, 'f> {
     labels: Vec<i64>,
     by: Vec<Arc>,
     /// Walk that came by each vertex last.
-    seen: Vec<u32>,
-    walks: u32,
+    seen: Vec<u64>,
+    walks: u64,
 }
 
 impl<'a, 'f> Refine<'a, 'f> {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+
 use super::super::mode::Ownership;
 use super::super::route::tests::{draw, loads, placement, problem};
+use super::super::route::{Traffic, assign, traffic};
 use super::*;
 use crate::rng::Philox;
 
@@ -69,6 +72,19 @@ fn every_pair_once_and_as_near_as_can_be() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn what_is_assigned_is_routed(seed: u64, experts in 1..40_u64, ranks in 1..24_u64, pairs in 0..60_u64) {
+        let (sources, placement) = problem(&mut Philox::new(seed, 2), experts, ranks, pairs);
+        let loads = assign(&sources, &placement, None).unwrap();
+        let routes = transport(&sources, &placement, &loads).unwrap();
+        check(&sources, &placement, &loads, &routes);
+        let of_routes = Traffic::of_routes(&routes, sources.counts().ranks(), sources.ranks_per_node()).unwrap();
+        prop_assert_eq!(traffic(&sources, &placement, &loads).unwrap(), of_routes);
+    }
+}
+
 #[test]
 fn backward_routes_fewer_than_there_is_room_for() {
     let mut rng = Philox::new(52, 0);
@@ -96,14 +112,14 @@ fn expected_shares_are_the_largest_remainders() {
         let quotas: Vec<u32> = counts.per_expert().iter().map(|&n| draw(&mut rng, 0..=u64::from(n)) as u32).collect();
         let expected = expected_retained(counts, &quotas).unwrap();
         assert_eq!(expected.per_expert(), quotas);
-        for e in 0..counts.experts() {
+        for (e, &quota) in quotas.iter().enumerate() {
             let all = u64::from(counts.per_expert()[e]);
             // Numerators of the exact shares; rounded-up ones come first by remainder, then by rank.
-            let share = |s: usize| u64::from(quotas[e]) * u64::from(counts.get(s, e));
+            let share = |s: usize| u64::from(quota) * u64::from(counts.get(s, e));
             let mut order: Vec<usize> = (0..counts.ranks()).collect();
             order.sort_by_key(|&s| (std::cmp::Reverse(share(s) % all.max(1)), s));
             let whole = |s: usize| share(s) / all.max(1);
-            let up = u64::from(quotas[e]) - (0..counts.ranks()).map(whole).sum::<u64>();
+            let up = u64::from(quota) - (0..counts.ranks()).map(whole).sum::<u64>();
             for (k, &s) in order.iter().enumerate() {
                 let got = u64::from(expected.get(s, e));
                 assert_eq!(got, whole(s) + u64::from((k as u64) < up));
