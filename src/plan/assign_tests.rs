@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::counts::Counts;
 use super::super::mode::Ownership;
-use super::super::route::tests::{draw, problem};
+use super::super::route::tests::{draw, planned, problem};
 use super::super::route::{traffic, transport};
 use super::*;
 use crate::rng::Philox;
@@ -140,6 +140,8 @@ fn busiest_rank_is_least() {
     for _ in 0..3000 {
         let (sources, placement) = problem(&mut rng, 12, 9, 6);
         check(&sources, &placement, None);
+        let (balanced, own) = planned(&mut rng, 12, 9, 6);
+        check(&balanced, &own, None);
         let tightness = draw(&mut rng, 1..=6);
         let capacity = capacities(&mut rng, &sources, tightness);
         match check(&sources, &placement, Some(&capacity)) {
@@ -208,15 +210,17 @@ proptest! {
     }
 }
 
-/// Pairs that cross nodes times 1,000 and pairs that cross ranks, the least under a limit for each rank.
-fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> u64 {
+/// The least pairs across nodes, and the least across ranks with it, under a limit for each rank.
+fn least_crossing(sources: &Sources, placement: &Placement, limit: impl Fn(usize) -> u64) -> [u64; 2] {
+    // More than all pairs together across ranks.
+    const NODE: i64 = 1 << 32;
     let (counts, instances) = (sources.counts(), placement.instances());
     let (experts, ranks) = (counts.experts(), counts.ranks());
     let demand = |s: usize, e: usize| instances + ranks + s * experts + e;
     let (source, sink) = (demand(ranks, 0), demand(ranks, 1));
     let mut network = Network::new(sink + 1);
     for s in 0..ranks {
-        network.edge(instances + s, sink, limit, 0);
+        network.edge(instances + s, sink, limit(s), 0);
         for e in 0..experts {
             network.edge(source, demand(s, e), u64::from(counts.get(s, e)), 0);
         }
@@ -224,46 +228,106 @@ fn least_crossing(sources: &Sources, placement: &Placement, limit: u64) -> u64 {
     for (i, (e, r)) in placement.iter().enumerate() {
         network.edge(i, instances + r, u64::MAX, 0);
         for s in 0..ranks {
-            let cost = i64::from(s != r) + 1000 * i64::from(sources.node_of(s) != sources.node_of(r));
+            let cost = i64::from(s != r) + NODE * i64::from(sources.node_of(s) != sources.node_of(r));
             network.edge(demand(s, e), i, u64::MAX, cost);
         }
     }
     let (flow, cost) = network.run(source, sink);
     assert_eq!(flow, counts.total());
-    cost as u64
+    [(cost / NODE) as u64, (cost % NODE) as u64]
 }
 
-/// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints what the comment below says.
+/// How far assignments stay above the least crossing, over many cases.
+#[derive(Debug, Default)]
+struct Gap {
+    cases: u32,
+    least: u32,
+    /// Pairs across nodes beyond the least, their sum and the largest part of a case's pairs.
+    beyond: u64,
+    worst: f64,
+    pairs: u64,
+}
+
+impl Gap {
+    /// Where the capacity holds the pairs.
+    fn measure(&mut self, sources: &Sources, placement: &Placement, capacity: Option<&[u64]>, passes: usize) {
+        let Ok((loads, proven)) = assign_within(passes, sources, placement, capacity) else { return };
+        let busiest = rank_loads(placement, &loads).into_iter().max().unwrap();
+        let moved = traffic(sources, placement, &loads).unwrap();
+        let found = [moved.crossing_nodes(), moved.crossing_ranks()];
+        let least = least_crossing(sources, placement, |r| capacity.map_or(busiest, |c| busiest.min(c[r])));
+        assert!(found >= least, "{found:?} below the least {least:?}: {sources:?} {placement:?}");
+        assert!(!proven || found == least, "{found:?} is not the least {least:?}: {sources:?} {placement:?}");
+        let total = sources.counts().total();
+        self.cases += 1;
+        self.least += u32::from(found == least);
+        self.pairs += total;
+        self.beyond += found[0] - least[0];
+        self.worst = self.worst.max((found[0] - least[0]) as f64 / total.max(1) as f64);
+    }
+}
+
+/// `cargo test --release --lib plan::assign::tests::crossing -- --nocapture` prints the gap to the least crossing. The fill and
+/// augmenting paths alone send 0.08 % of all pairs too many across nodes where placements are made for the counts, at worst
+/// 7.3 % of a case's pairs, and find the least in 878 of 1,000 cases; the passes over the instances find it in every case.
 #[test]
-fn crossing_is_near_the_least() {
-    let mut rng = Philox::new(44, 0);
-    let (mut nodes, mut pairs, mut worst, mut equal, mut cases) = ((0, 0), (0, 0), 0.0_f64, 0, 0);
-    while cases < 1500 {
-        let (sources, placement) = problem(&mut rng, 8, 8, 12);
-        if sources.counts().total() == 0 {
-            continue;
+fn crossing_is_the_least() {
+    for passes in [0, 4, PASSES] {
+        let mut rng = Philox::new(44, 0);
+        let (mut any, mut tied, mut made) = (Gap::default(), Gap::default(), Gap::default());
+        for _ in 0..1000 {
+            let (sources, placement) = problem(&mut rng, 8, 8, 12);
+            any.measure(&sources, &placement, None, passes);
+            let capacity = capacities(&mut rng, &sources, 4);
+            tied.measure(&sources, &placement, Some(&capacity), passes);
+            let (sources, placement) = planned(&mut rng, 16, 8, 12);
+            made.measure(&sources, &placement, None, passes);
         }
-        cases += 1;
-        let loads = assign(&sources, &placement, None).unwrap();
-        let busiest = rank_loads(&placement, &loads).into_iter().max().unwrap();
-        let moved = traffic(&sources, &placement, &loads).unwrap();
-        let (found, least) =
-            (1000 * moved.crossing_nodes() + moved.crossing_ranks(), least_crossing(&sources, &placement, busiest));
-        assert!(found >= least, "{found} below the least {least}: {sources:?} {placement:?}");
-        equal += u32::from(found == least);
-        nodes = (nodes.0 + found / 1000, nodes.1 + least / 1000);
-        pairs.0 += found / 1000 - least / 1000;
-        pairs.1 += sources.counts().total();
-        worst = worst.max((found / 1000).saturating_sub(least / 1000) as f64 / sources.counts().total() as f64);
+        for (what, gap) in [("any placement", &any), ("with capacities", &tied), ("made for the counts", &made)] {
+            println!(
+                "{passes} passes, {what}: least in {} of {} cases; across nodes beyond the least {:.4} % of all pairs, at worst {:.2} %",
+                gap.least,
+                gap.cases,
+                100.0 * gap.beyond as f64 / gap.pairs as f64,
+                100.0 * gap.worst
+            );
+            assert!(gap.cases > 100);
+            assert!(passes < PASSES || gap.least == gap.cases, "{gap:?}");
+        }
+    }
+}
+
+/// At sizes out of reach of the oracle, beside what is found when the passes end by themselves, with no negative cycle left: the
+/// same in 114 of 120 cases, 0.0014 % of all pairs too many across nodes in the whole. The command above prints it.
+#[test]
+fn crossing_at_size_is_near_the_proven_least() {
+    let mut rng = Philox::new(45, 0);
+    let (mut proven, mut beyond, mut pairs, mut cases, mut worst) = (0, 0, 0, 0, 0.0_f64);
+    for _ in 0..60 {
+        for (sources, placement) in [problem(&mut rng, 512, 64, 30), planned(&mut rng, 256, 64, 30)] {
+            let crossing = |passes: usize| {
+                let (loads, proven) = assign_within(passes, &sources, &placement, None).unwrap();
+                let moved = traffic(&sources, &placement, &loads).unwrap();
+                ([moved.crossing_nodes(), moved.crossing_ranks()], proven)
+            };
+            let ((found, ended), (least, true)) = (crossing(PASSES), crossing(usize::MAX)) else {
+                panic!("the passes did not end")
+            };
+            assert!(found >= least && (!ended || found == least));
+            cases += 1;
+            proven += u32::from(ended);
+            let (more, total) = (found[0] - least[0], sources.counts().total());
+            beyond += more;
+            pairs += total;
+            worst = worst.max(more as f64 / total.max(1) as f64);
+        }
     }
     println!(
-        "{equal} of {cases} least; crossing {} against {}, {:.3} % more, {:.3} % of all pairs; worst case {:.2} % of its pairs",
-        nodes.0,
-        nodes.1,
-        100.0 * (nodes.0 as f64 / nodes.1 as f64 - 1.0),
-        100.0 * pairs.0 as f64 / pairs.1 as f64,
+        "at size: proven in {proven} of {cases} cases; across nodes beyond the least {beyond} of {pairs} pairs, at worst {:.3} %",
         100.0 * worst
     );
+    // A hundredth of a percent; nothing proves more.
+    assert!(beyond * 10_000 <= pairs, "{beyond} of {pairs}");
 }
 
 #[test]

@@ -40,6 +40,15 @@ pub(crate) struct Cut {
     pub(crate) ranks: Vec<u32>,
 }
 
+/// How far pairs are sent in one phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layers {
+    /// To the nearest ranks with room (Dinic): few pairs are moved.
+    Nearest,
+    /// To all ranks with room: fewer phases.
+    All,
+}
+
 impl<'a> Flow<'a> {
     pub(crate) fn new(placement: &'a Placement) -> Self {
         let (experts, ranks, instances) = (placement.experts(), placement.ranks(), placement.instances());
@@ -87,7 +96,7 @@ impl<'a> Flow<'a> {
     ///
     /// Where some are left over, [`Flow::cut`] tells why.
     pub(crate) fn push(&mut self, expert: usize, mut pairs: u64, capacity: &impl Fn(usize) -> u64) -> u64 {
-        while pairs > 0 && self.search(&[expert as u32], capacity) {
+        while pairs > 0 && self.search(&[expert as u32], Layers::Nearest, capacity) {
             self.send(expert, &mut pairs, capacity);
         }
         pairs
@@ -96,11 +105,11 @@ impl<'a> Flow<'a> {
     /// Places as much as possible of what every expert has left, moving others out of the way; whether all found a place.
     ///
     /// Where some are left over, [`Flow::cut`] tells why: it holds everything that can be reached from any of them. The method
-    /// is Dinic's: the phases are few, and each costs hardly more than a look at every instance.
-    pub(crate) fn push_all(&mut self, left: &mut [u64], capacity: &impl Fn(usize) -> u64) -> bool {
+    /// is Dinic's, blocking flows in layers: each phase costs hardly more than a look at every instance.
+    pub(crate) fn push_all(&mut self, left: &mut [u64], layers: Layers, capacity: &impl Fn(usize) -> u64) -> bool {
         let mut waiting: Vec<u32> = (0..left.len() as u32).filter(|&e| left[e as usize] > 0).collect();
         while !waiting.is_empty() {
-            if !self.search(&waiting, capacity) {
+            if !self.search(&waiting, layers, capacity) {
                 return false;
             }
             for &e in &waiting {
@@ -111,17 +120,18 @@ impl<'a> Flow<'a> {
         true
     }
 
-    /// Breadth first from experts up to the nearest ranks with room; whether there are any.
-    fn search(&mut self, from: &[u32], capacity: &impl Fn(usize) -> u64) -> bool {
+    /// Breadth first from experts; whether a rank with room was reached.
+    ///
+    /// With [`Layers::All`] distances never shrink either, and after each phase every rank with room is farther away.
+    fn search(&mut self, from: &[u32], layers: Layers, capacity: &impl Fn(usize) -> u64) -> bool {
         self.reached_experts.drain(..).for_each(|e| self.expert_layer[e as usize] = NONE);
         self.reached_ranks.drain(..).for_each(|r| self.rank_layer[r as usize] = NONE);
         for &e in from {
             self.reach(e, 0);
         }
-        let (mut next_expert, mut next_rank, mut depth) = (0, 0, 0);
+        let (mut next_expert, mut next_rank, mut depth, mut found) = (0, 0, 0, false);
         while next_expert < self.reached_experts.len() {
             depth += 1;
-            let mut found = false;
             while let Some(&e) = self.reached_experts.get(next_expert) {
                 next_expert += 1;
                 for &rank in self.placement.hosts(e as usize) {
@@ -134,7 +144,7 @@ impl<'a> Flow<'a> {
                     }
                 }
             }
-            if found {
+            if found && layers == Layers::Nearest {
                 return true;
             }
             depth += 1;
@@ -149,7 +159,7 @@ impl<'a> Flow<'a> {
                 }
             }
         }
-        false
+        found
     }
 
     fn reach(&mut self, expert: u32, layer: u32) {
@@ -253,13 +263,13 @@ mod tests {
     fn pushes_all_at_once() {
         let placed = Placement::new(3, &[vec![0, 1], vec![0], vec![1, 2]], vec![0, 0, 1], Ownership::Home).unwrap();
         let mut flow = Flow::new(&placed);
-        assert!(flow.push_all(&mut [5, 0, 5], &|_| 5));
+        assert!(flow.push_all(&mut [5, 0, 5], Layers::Nearest, &|_| 5));
         let mut left = [0, 4, 1];
         // 1 pushes 0 off rank 0, 0 pushes 2 off rank 1.
-        assert!(flow.push_all(&mut left, &|_| 5), "{left:?} {flow:?}");
+        assert!(flow.push_all(&mut left, Layers::Nearest, &|_| 5), "{left:?} {flow:?}");
         assert_eq!((flow.rank_loads.as_slice(), flow.loads[2]), ([5, 5, 5].as_slice(), 4));
         let mut left = [0, 1, 0];
-        assert!(!flow.push_all(&mut left, &|_| 5));
+        assert!(!flow.push_all(&mut left, Layers::All, &|_| 5));
         assert_eq!(left, [0, 1, 0]);
         assert_eq!(flow.cut().ranks.len(), 3);
         flow.clear();

@@ -32,6 +32,7 @@ mod options;
 mod placement;
 pub mod policy;
 pub mod quota;
+mod refine;
 mod retained;
 mod retention;
 pub mod route;

@@ -47,6 +47,39 @@ pub(crate) fn placement(rng: &mut Philox, experts: usize, ranks: usize) -> Place
     Placement::new(ranks, &hosts, home, Ownership::Home).unwrap()
 }
 
+/// Counts and a placement made for them, with copies of the busiest experts and the ranks loaded evenly: every rank is nearly full, and
+/// there is little choice.
+pub(crate) fn planned(rng: &mut Philox, experts: u64, ranks: u64, pairs: u64) -> (Sources, Placement) {
+    let (experts, ranks) = (draw(rng, 2..=experts) as usize, draw(rng, 2..=ranks) as usize);
+    let skew = draw(rng, 0..=3);
+    let flat = (0..ranks * experts).map(|k| {
+        let near = if (k % experts) * ranks / experts == k / experts { draw(rng, 1..=4) } else { 1 };
+        (draw(rng, 0..=pairs * (experts + 1) as u64) * near / (1 + skew * (k % experts) as u64)) as u32
+    });
+    let counts = Counts::from_flat(ranks, experts, flat.collect()).unwrap();
+    let mut copies = vec![1; experts];
+    let work = |copies: &[u64], e: usize| u64::from(counts.per_expert()[e]) * 1000 / copies[e];
+    for _ in 0..draw(rng, 0..=(experts.max(ranks)) as u64) {
+        let open = (0..experts).filter(|&e| copies[e] < ranks as u64);
+        let Some(most) = open.max_by_key(|&e| work(&copies, e)) else { break };
+        copies[most] += 1;
+    }
+    let mut order: Vec<usize> = (0..experts).collect();
+    order.sort_by_key(|&e| std::cmp::Reverse(work(&copies, e)));
+    let (mut sums, mut hosts) = (vec![0; ranks], vec![Vec::new(); experts]);
+    for e in order {
+        for _ in 0..copies[e] {
+            let free = (0..ranks).filter(|&r| !hosts[e].contains(&(r as u32)));
+            let least = free.min_by_key(|&r| sums[r]).unwrap();
+            sums[least] += work(&copies, e);
+            hosts[e].push(least as u32);
+        }
+    }
+    let home = hosts.iter().map(|own| own[0]).collect();
+    let placement = Placement::new(ranks, &hosts, home, Ownership::Home).unwrap();
+    (Sources::new(counts, draw(rng, 1..=ranks as u64) as usize).unwrap(), placement)
+}
+
 /// Loads that add up to each expert's pairs, drawn at random.
 pub(crate) fn loads(rng: &mut Philox, sources: &Sources, placement: &Placement) -> Vec<u32> {
     let mut loads = Vec::new();

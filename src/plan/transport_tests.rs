@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+
 use super::super::mode::Ownership;
 use super::super::route::tests::{draw, loads, placement, problem};
+use super::super::route::{Traffic, assign, traffic};
 use super::*;
 use crate::rng::Philox;
 
@@ -69,6 +72,19 @@ fn every_pair_once_and_as_near_as_can_be() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn what_is_assigned_is_routed(seed: u64, experts in 1..40_u64, ranks in 1..24_u64, pairs in 0..60_u64) {
+        let (sources, placement) = problem(&mut Philox::new(seed, 2), experts, ranks, pairs);
+        let loads = assign(&sources, &placement, None).unwrap();
+        let routes = transport(&sources, &placement, &loads).unwrap();
+        check(&sources, &placement, &loads, &routes);
+        let of_routes = Traffic::of_routes(&routes, sources.counts().ranks(), sources.ranks_per_node()).unwrap();
+        prop_assert_eq!(traffic(&sources, &placement, &loads).unwrap(), of_routes);
+    }
+}
+
 #[test]
 fn backward_routes_fewer_than_there_is_room_for() {
     let mut rng = Philox::new(52, 0);
@@ -96,14 +112,14 @@ fn expected_shares_are_the_largest_remainders() {
         let quotas: Vec<u32> = counts.per_expert().iter().map(|&n| draw(&mut rng, 0..=u64::from(n)) as u32).collect();
         let expected = expected_retained(counts, &quotas).unwrap();
         assert_eq!(expected.per_expert(), quotas);
-        for e in 0..counts.experts() {
+        for (e, &quota) in quotas.iter().enumerate() {
             let all = u64::from(counts.per_expert()[e]);
             // Numerators of the exact shares; rounded-up ones come first by remainder, then by rank.
-            let share = |s: usize| u64::from(quotas[e]) * u64::from(counts.get(s, e));
+            let share = |s: usize| u64::from(quota) * u64::from(counts.get(s, e));
             let mut order: Vec<usize> = (0..counts.ranks()).collect();
             order.sort_by_key(|&s| (std::cmp::Reverse(share(s) % all.max(1)), s));
             let whole = |s: usize| share(s) / all.max(1);
-            let up = u64::from(quotas[e]) - (0..counts.ranks()).map(whole).sum::<u64>();
+            let up = u64::from(quota) - (0..counts.ranks()).map(whole).sum::<u64>();
             for (k, &s) in order.iter().enumerate() {
                 let got = u64::from(expected.get(s, e));
                 assert_eq!(got, whole(s) + u64::from((k as u64) < up));
@@ -117,6 +133,20 @@ fn expected_shares_are_the_largest_remainders() {
     let says = |quotas: &[u32]| expected_retained(&Counts::new(&[[3, 4]]).unwrap(), quotas).unwrap_err().to_string();
     assert!(says(&[3, 5]).contains("quotas[1]") && says(&[3, 5]).contains("its count 4"));
     assert!(says(&[3]).contains("2 experts"));
+}
+
+#[test]
+fn divides_as_the_machine_does() {
+    let mut rng = Philox::new(56, 0);
+    for _ in 0..200_000 {
+        let b = 1 + (u64::from(rng.next_u32()) >> draw(&mut rng, 0..=31));
+        let quotient = u64::from(rng.next_u32()) >> draw(&mut rng, 0..=31);
+        for a in [quotient * b, quotient * b + b - 1, quotient * b + draw(&mut rng, 0..=b - 1)] {
+            assert_eq!(divide(a, b), a / b, "{a} / {b}");
+        }
+    }
+    let most = u64::from(u32::MAX);
+    assert_eq!((divide(most * most, most), divide(most * most - 1, most)), (most, most - 1));
 }
 
 #[test]
@@ -137,7 +167,7 @@ fn retained_pairs_stay_with_their_forward() {
     }
     let route = Route { expert: 7, from: 2, to: 3, pairs: 4 };
     let error = follow(&[route], &[5]).unwrap_err().to_string();
-    assert!(error.contains("expert 7 from rank 2 on rank 3 is 5") && error.contains("at most 4"), "{error}");
+    assert!(error.contains("expert 7 from rank 2 on rank 3` is 5") && error.contains("at most 4"), "{error}");
     assert!(matches!(follow(&[route], &[]), Err(Error::Shape { .. })));
 }
 
@@ -147,7 +177,7 @@ fn refuses_limits_that_hold_too_little() {
     let placement = Placement::new(2, &[vec![0, 1], vec![1]], vec![0, 1], Ownership::Home).unwrap();
     let sources = Sources::new(counts.clone(), 1).unwrap();
     let error = transport(&sources, &placement, &[4, 5, 4]).unwrap_err().to_string();
-    assert!(error.contains("limits of expert 0 on ranks [0, 1] is [4, 5], in all 9"), "{error}");
+    assert!(error.contains("limits of expert 0 on ranks [0, 1]` is [4, 5], in all 9"), "{error}");
     assert!(error.contains("10 or more"), "{error}");
     let error = route_backward(&counts, 1, &placement, &[4, 6, 3]).unwrap_err().to_string();
     assert!(error.contains("backward capacity of expert 1 on ranks [1]"), "{error}");
