@@ -437,7 +437,7 @@ fn floors_raise_every_rank_to_one_level() {
     // The sum is less than the floors: they are the quotas, and the ranks play no part.
     let result = run(23);
     assert_eq!((result.q, result.limits), (vec![8, 8, 8], vec![Limit::Floor]));
-    assert_eq!(least_level(vec![5, 3, 18], 27), 6);
+    assert_eq!(least_level(vec![5, 3, 18], 29), 6);
     assert_eq!(least_level(vec![5, 3, 18], 55), 19);
     assert_eq!(least_level(vec![0; 3], 1), 1);
     assert_eq!(least_level(vec![2, 7], 14), 7);
