@@ -8,12 +8,15 @@
 //! Journal of Operational Research 54(2), 1991):
 //!
 //! Find the best quotas without regard to the ranks and send them through the flow. If all arrive, they are the answer. If
-//! not, the experts that can be reached from those with pairs left over, A, fill all their ranks N(A), and nobody else has
-//! pairs there. Of the grants made so far a flow carries at most `capacity(N(A))` for A and all for the others; so after them the
-//! greedy procedure has filled N(A), A gets nothing more, and the others are only granted more. The problem falls in two: A shares out exactly
-//! `capacity(N(A))`; the rest shares out what remains of the sum over the other ranks. Ranks are whole numbers and so are all
-//! parts. As A fills its ranks, parts of A that share no rank are independent, each with the capacity of its own ranks as
-//! its sum.
+//! not, let A be the experts that can be reached from those with pairs left over: they fill all their ranks N(A), and nobody
+//! else has pairs there. The greedy procedure has made the same grants by now, less what it forfeited, and as many as any flow
+//! carries: `capacity(N(A))` for A, all of them for the others. From here on A gets nothing more, and the others never lose what
+//! they have. So the problem falls in two: A shares out exactly `capacity(N(A))`, and the rest shares out what remains of the
+//! sum over the other ranks. Parts of A that share no rank are independent, each with the capacity of its own ranks as its
+//! sum. All sums are whole, so the quotas are; bounds on single experts are met because the best quotas without regard to
+//! the ranks meet them.
+//!
+//! A, the smallest such set, is the same for every largest flow, so the order in which pairs are sent decides nothing.
 
 use super::flow::Flow;
 use super::placement::Placement;
@@ -50,6 +53,7 @@ struct Part {
     /// What [`Division::owner`] says of its ranks.
     id: u32,
     experts: Vec<u32>,
+    /// How many it has.
     ranks: usize,
     sum: u64,
 }
@@ -115,18 +119,17 @@ impl<'a, 's> Division<'a, 's> {
         raised
     }
 
-    /// Returns whether the capacities changed anything.
+    /// Divides the experts until every part fits its ranks, starting from the solver's quotas for `sum`; returns whether the
+    /// capacities changed anything.
     fn divide(&mut self, sum: u64) -> bool {
         let mut order: Vec<u32> = (0..self.carried.len() as u32).collect();
+        // Those with few hosts first: whoever comes later finds a way around them.
         order.sort_by_key(|&e| self.placement.hosts(e as usize).len());
         let mut rest = Part { id: 0, experts: order, ranks: self.capacity.len(), sum };
         // Flows of parts still to be solved are taken out, so that those at hand never meet pairs of others: a part's experts have
         // other hosts only in parts below it on this stack.
         let mut full = Vec::new();
-        loop {
-            if !self.send(&rest) {
-                break;
-            }
+        while self.send(&rest) {
             let closed = self.take_cut(&mut rest);
             full.extend(closed);
             self.solver.solve_for(&rest.experts, rest.sum);

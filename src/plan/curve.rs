@@ -14,6 +14,9 @@ use super::demand::{BINS, Demand};
 /// Pairs by which a quota may miss the eligible pairs and still retain them all: predicted counts are products of fractions.
 const ROUNDING: f64 = 1e-6;
 
+/// Relative distance within which thresholds are taken as tied: far more than rounding makes of equal ones.
+const TIE: f64 = 1e-12;
+
 /// Quotas up to `infinite + 2` are below what threshold sampling describes (with one slot the variance of priority sampling
 /// is infinite). There `V` is continued as a straight line with the slope of the whole score sum: finite, convex, and steep
 /// enough that an expert leaves this range before others get more than they need.
@@ -144,17 +147,22 @@ impl Curve<'_> {
         }
     }
 
-    /// The real-valued quota at which the threshold falls to `tau`, as far as it has any effect, and how much of that is in
-    /// inverse proportion to `tau` nearby.
-    pub(crate) fn quota_at(&self, tau: f64) -> (f64, f64) {
-        if tau > self.steep || self.scores.is_empty() {
-            return (0.0, 0.0);
+    /// Bounds of the real-valued quota at which the threshold falls to `tau`, as far as it has any effect: no rounding moves it
+    /// past them. Third, how much of it is in inverse proportion to `tau` nearby.
+    pub(crate) fn quota_at(&self, tau: f64) -> (f64, f64, f64) {
+        // All experts may have their steepest slope in common, and rounding alone tells them apart.
+        if self.scores.is_empty() || tau > self.steep * (1.0 + TIE) {
+            return (0.0, 0.0, 0.0);
         }
         let heavy = self.scores.partition_point(|&m| m > tau);
         let light = if heavy == self.scores.len() { 0.0 } else { self.below[heavy] / tau };
         let free = if heavy == self.scores.len() { self.finite } else { self.above[heavy] + light };
         let y = free.max(self.straight()).min(self.finite - 1.0);
-        (self.infinite + 1.0 + y, if y == free { light } else { 0.0 })
+        let quota = self.infinite + 1.0 + y;
+        // Far more than rounding can move a quota of this size, far less than a pair.
+        let slack = quota * TIE + 1e-6;
+        let sure = if tau > self.steep * (1.0 - TIE) { 0.0 } else { quota - slack };
+        (sure, quota + slack, if y == free { light } else { 0.0 })
     }
 }
 

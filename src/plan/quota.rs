@@ -385,13 +385,11 @@ impl<'a> Solver<'a> {
     /// The whole quotas around the common threshold, within the bounds: grants up to the first surely gain enough, grants
     /// beyond the second surely do not. Third, what of them is in inverse proportion to the threshold.
     fn around(&self, e: usize, threshold_bits: u64) -> (u32, u32, f64) {
-        let (quota, light) = self.curves.get(e).quota_at(f64::from_bits(threshold_bits) * self.relief[e]);
-        // Far more than rounding can move a quota of this size, far less than a pair.
-        let slack = quota * 1e-12 + 1e-6;
+        let (sure, most, light) = self.curves.get(e).quota_at(f64::from_bits(threshold_bits) * self.relief[e]);
         let (floor, ceiling) = (self.floors[e], self.ceilings[e]);
         let bounded = |q: f64| (q as u32).clamp(floor, ceiling);
-        let upper = bounded((quota + slack).floor() + 1.0);
-        (bounded((quota - slack).floor()), upper, if floor < upper && upper < ceiling { light } else { 0.0 })
+        let upper = bounded(most.floor() + 1.0);
+        (bounded(sure.floor()), upper, if floor < upper && upper < ceiling { light } else { 0.0 })
     }
 
     /// Grants single pairs, the best gain first, as long as there is one.

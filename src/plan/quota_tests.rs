@@ -272,6 +272,27 @@ fn large_layers_equal_unit_grants() {
     }
 }
 
+/// At alpha 0 all experts gain the same as long as infinite scores take their quota, but for rounding: the lower index wins all the same.
+#[test]
+fn ties_that_rounding_hides_are_ties() {
+    let mut rng = Philox::new(15, 0);
+    for _ in 0..400 {
+        let (mut scores, mut offsets) = (Vec::new(), vec![0]);
+        for _ in 0..3 {
+            let scale = (8.0 * rng.normal()).exp();
+            scores.extend((0..4).map(|_| (scale * rng.normal().exp()) as f32));
+            scores.extend([f32::INFINITY; 5]);
+            offsets.push(scores.len() as u32);
+        }
+        let demand = Demand::from_scores(&scores, &offsets).unwrap();
+        let options = QuotaOptions { alpha: 0.0, q_min: 0 };
+        for sum in 0..=27 {
+            let result = quotas(&[9; 3], &demand, &options, sum).unwrap();
+            assert_eq!(result.q, unit_grants(&[9; 3], &demand, &options, sum), "sum {sum} of {scores:?}");
+        }
+    }
+}
+
 /// Without ties the order of the experts does not matter.
 #[test]
 fn renaming_experts_renames_quotas() {

@@ -111,9 +111,8 @@ pub fn plan_within(
 #[must_use]
 pub fn rank_capacity(total: u64, slack: f64, ranks: usize) -> u64 {
     const ONE: u128 = 1_000_000;
-    // At most 2^64 - 1 millionths: the cast saturates. One factor below 2^64 + 2^20, one below 2^64: saturation changes
-    // nothing that would fit the result.
-    let share = ONE + u128::from((slack * ONE as f64).round() as u64);
+    // Casts and products saturate; divided by a million and up to 2^32 ranks, what was cut off is beyond u64 still.
+    let share = ((slack * ONE as f64).round() as u128).saturating_add(ONE);
     let capacity = u128::from(total).saturating_mul(share).div_ceil(ONE * (ranks as u128).max(1));
     u64::try_from(capacity).unwrap_or(u64::MAX)
 }

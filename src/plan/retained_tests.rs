@@ -1,6 +1,7 @@
 //! Unit tests of plans.
 
 use super::*;
+use crate::plan::Ownership;
 
 fn options(retention: Retention) -> PlanOptions {
     PlanOptions { retention, ..PlanOptions::default() }
@@ -169,6 +170,104 @@ fn prints_a_compact_table() {
     assert!(lines[0].ends_with("limits: floor"), "{text}");
     assert_eq!(lines[4], "expert         8");
     assert_eq!(lines[6], "quota          7");
+}
+
+#[test]
+fn rank_capacity_is_that_of_decimal_arithmetic() {
+    for (total, slack, ranks, capacity) in [
+        (100, 0.05, 5, 21),
+        (100, 0.05, 1, 105),
+        (101, 0.05, 5, 22),
+        (100, 0.0, 3, 34),
+        (0, 0.5, 3, 0),
+        (1, 0.0, 64, 1),
+        (1_000_000, 1e-6, 1, 1_000_001),
+        (1_000_000, 4e-7, 1, 1_000_000),
+        ((1 << 53) - 1, 0.0, 1, (1 << 53) - 1),
+        (u64::MAX, 0.05, 2, 9_684_540_638_697_514_598),
+        (7, f64::MAX, u32::MAX as usize, u64::MAX),
+        (u64::MAX, 0.05, 1, u64::MAX),
+    ] {
+        assert_eq!(rank_capacity(total, slack, ranks), capacity, "{total} {slack} {ranks}");
+    }
+}
+
+/// Eight experts on four ranks, two each; the first rank's have most of the load.
+fn crowded() -> (Vec<u32>, Placement) {
+    (vec![400, 300, 100, 50, 60, 40, 30, 20], Placement::contiguous(8, 4, Ownership::Home).unwrap())
+}
+
+fn rank_loads(quotas: &[u32]) -> Vec<u64> {
+    quotas.chunks(2).map(quota::total).collect()
+}
+
+#[test]
+fn no_rank_passes_its_share() {
+    let (counts, placement) = crowded();
+    // Q = 200: 52.5 pairs a rank with the default slack.
+    let plan = plan_within(&counts, None, &PlanOptions { q_min: 2, ..fraction(0.2) }, &placement).unwrap();
+    assert_eq!((plan.retained(), plan.requested), (200, 200));
+    assert_eq!(plan.limits, [Limit::RankCapacity]);
+    let loads = rank_loads(&plan.quotas);
+    assert!(loads[0] == 53 && loads.iter().all(|&load| load <= 53), "{loads:?}");
+    let loose = plan_within(&counts, None, &PlanOptions { slack: 3.0, ..fraction(0.2) }, &placement).unwrap();
+    assert_eq!(loose, plan_one_rank(&counts, None, &fraction(0.2)).unwrap());
+    // Q = 500: 132 pairs a rank, but rank 2 and 3 have only 100 and 50.
+    let plan = plan_within(&counts, None, &fraction(0.5), &placement).unwrap();
+    assert_eq!((rank_loads(&plan.quotas), plan.requested), (vec![132, 132, 100, 50], 500));
+    assert_eq!(plan.limits, [Limit::RankCapacity]);
+    assert_eq!(plan.predicted_eta, quota::eta(&plan.quotas, &counts, &Demand::uniform(&counts)).unwrap());
+    assert!(plan.predicted_eta > plan_one_rank(&counts, None, &fraction(0.5)).unwrap().predicted_eta);
+    assert!(plan.to_string().contains("limits: rank_capacity"), "{plan}");
+    let json = serde_json::to_string(&plan).unwrap();
+    assert!(json.contains("\"rank_capacity\""), "{json}");
+    assert_eq!(serde_json::from_str::<RetentionPlan>(&json).unwrap(), plan);
+    // A sum that nothing explains is refused.
+    for other in ["[]", "[\"floor\"]", "[\"max_fraction\"]"] {
+        assert!(serde_json::from_str::<RetentionPlan>(&json.replace("[\"rank_capacity\"]", other)).is_err());
+    }
+}
+
+#[test]
+fn one_rank_is_no_limit() {
+    let counts = skewed().counts;
+    let placement = Placement::contiguous(counts.len(), 1, Ownership::Home).unwrap();
+    let capped = Retention::Noise { theta: 0.01, min_fraction: 0.0, max_fraction: 0.5 };
+    let noise = [Retention::noise(0.3), Retention::noise(100.0), Retention::noise(0.0), capped];
+    let fractions = [0.0, 0.001, 0.1, 0.5, 0.99, 1.0].map(Retention::Fraction);
+    for retention in noise.into_iter().chain(fractions) {
+        for slack in [0.0, 0.05] {
+            let options = PlanOptions { slack, alpha: 0.6, ..options(retention) };
+            let plan = plan_within(&counts, None, &options, &placement).unwrap();
+            assert_eq!(plan, plan_one_rank(&counts, None, &options).unwrap(), "{retention}");
+        }
+    }
+}
+
+#[test]
+fn plain_training_stays_plain_on_any_ranks() {
+    let (counts, placement) = crowded();
+    for retention in [Retention::Fraction(1.0), Retention::noise(0.0)] {
+        let plan = plan_within(&counts, None, &PlanOptions { slack: 0.0, ..options(retention) }, &placement).unwrap();
+        assert!(plan.keeps_everything() && plan.limits.is_empty(), "{plan}");
+    }
+    let idle = plan_within(&[0; 8], None, &fraction(0.5), &placement).unwrap();
+    assert!(idle.keeps_everything() && idle.limits.is_empty());
+}
+
+/// The sum comes from the noise budget alone; ranks then raise the noise above it, and the plan says so.
+#[test]
+fn noise_budgets_are_found_without_ranks() {
+    let (counts, placement) = crowded();
+    let alone = plan_one_rank(&counts, None, &options(Retention::noise(1.0))).unwrap();
+    let plan = plan_within(&counts, None, &options(Retention::noise(1.0)), &placement).unwrap();
+    assert_eq!((plan.requested, plan.limits.as_slice()), (alone.requested, [Limit::RankCapacity].as_slice()));
+    assert!(alone.predicted_eta <= 1.0 && plan.predicted_eta > 1.0, "{plan}");
+    let loose = plan_within(&counts, None, &options(Retention::noise(100.0)), &placement).unwrap();
+    assert_eq!(loose.limits, [Limit::MinFraction, Limit::RankCapacity]);
+    assert!(matches!(plan_within(&counts[1..], None, &fraction(1.0), &placement), Err(Error::Shape { .. })));
+    let bad = PlanOptions { slack: -0.1, ..fraction(0.5) };
+    assert!(matches!(plan_within(&counts, None, &bad, &placement), Err(Error::Argument { .. })));
 }
 
 const GOLDEN_HASH: u64 = 15_856_747_841_747_412_334;
