@@ -147,8 +147,8 @@ impl<'a, 's> Division<'a, 's> {
         changed
     }
 
-    /// Brings the flow of a part to its quotas; returns whether some do not fit. Then [`Division::cut`] holds the experts that fill their ranks,
-    /// and those ranks belong to no part.
+    /// Brings the flow of a part to its quotas; returns whether some do not fit. Then [`Division::cut`] holds the experts that
+    /// fill their ranks, and those ranks belong to no part.
     fn send(&mut self, part: &Part) -> bool {
         for &e in &part.experts {
             if self.carried[e as usize] > u64::from(self.solver.quotas[e as usize]) {
