@@ -83,13 +83,13 @@ impl Labels {
         Counts::from_flat(counts.ranks(), experts, flat)
     }
 
-    pub(crate) fn demand(&self, demand: &Demand) -> Result<Demand> {
+    pub(crate) fn demand(&self, demand: &Demand) -> Demand {
         let p = demand.parts();
         let mut histogram = vec![0.0; p.histogram.len()];
         for (old, &new) in p.histogram.chunks_exact(BINS).zip(&self.experts) {
             histogram[new as usize * BINS..][..BINS].copy_from_slice(old);
         }
-        Demand::try_from(DemandParts {
+        Demand::from_checked(DemandParts {
             load: self.of_experts(&p.load),
             infinite: self.of_experts(&p.infinite),
             score_sum: self.of_experts(&p.score_sum),

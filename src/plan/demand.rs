@@ -214,6 +214,11 @@ impl Demand {
         Self::try_from(demand.parts)
     }
 
+    /// From parts that a demand held already, in whatever order of experts.
+    pub(super) const fn from_checked(parts: DemandParts) -> Self {
+        Self { parts }
+    }
+
     /// Number of experts.
     #[must_use]
     pub fn experts(&self) -> usize {

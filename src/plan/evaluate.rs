@@ -47,7 +47,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Work {
     activations: Activations,
     capacity: Vec<u32>,
-    out: RankWork,
+    out: Rc<RankWork>,
     back: RankWork,
 }
 
@@ -102,8 +102,8 @@ impl<'a> Evaluator<'a> {
     ) -> Result<Outcome> {
         let mut best: Option<Outcome> = None;
         let mut refused = None;
-        for &activations in allowed {
-            match self.outcome(placements, forward, backward, activations) {
+        for work in self.works(placements[1], forward, backward, allowed)? {
+            match self.outcome(placements, work) {
                 Ok(outcome) if best.as_ref().is_none_or(|b| outcome.predicted.total_s() < b.predicted.total_s()) => {
                     best = Some(outcome);
                 }
@@ -119,23 +119,26 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// The pairs that each rank computes and moves under these activations.
-    pub(crate) fn work(
+    /// The pairs that each rank computes and moves, for each kind of activations.
+    pub(crate) fn works(
         &self,
         placement: &Placement,
         forward: &[u32],
         backward: &[u32],
-        activations: Activations,
-    ) -> Result<Work> {
-        let capacity = match activations {
-            Activations::Recompute => backward.to_vec(),
-            Activations::Stash => stashed(placement, forward, self.backward.counts().per_expert()),
-        };
+        allowed: &[Activations],
+    ) -> Result<Vec<Work>> {
         let of = |sources: &Sources, loads: &[u32]| -> Result<RankWork> {
             Ok(RankWork::new(placement, loads, route::traffic(sources, placement, loads)?))
         };
-        let (out, back) = (of(&self.forward, forward)?, of(&self.backward, &capacity)?);
-        Ok(Work { activations, capacity, out, back })
+        let out = Rc::new(of(&self.forward, forward)?);
+        let work = |&activations: &Activations| {
+            let capacity = match activations {
+                Activations::Recompute => backward.to_vec(),
+                Activations::Stash => stashed(placement, forward, self.backward.counts().per_expert()),
+            };
+            Ok(Work { activations, out: Rc::clone(&out), back: of(&self.backward, &capacity)?, capacity })
+        };
+        allowed.iter().map(work).collect()
     }
 
     /// Memory of each rank for work on the first placement, the second one following, and pairs of a wave such that it fits.
@@ -161,20 +164,13 @@ impl<'a> Evaluator<'a> {
         [work.out.busiest().max(most(&self.forward)), work.back.busiest().max(most(&self.backward))]
     }
 
-    fn outcome(
-        &self,
-        placements: [&Placement; 3],
-        forward: &[u32],
-        backward: &[u32],
-        activations: Activations,
-    ) -> Result<Outcome> {
+    fn outcome(&self, placements: [&Placement; 3], work: Work) -> Result<Outcome> {
         let here = placements[1];
-        let work = self.work(here, forward, backward, activations)?;
         let Room { loads, wave_rows } = self.room([here, placements[2]], &work)?;
         let ranks = here.ranks() as u64;
         let [out, back] = self.degree(&work).map(|degree| waves(degree, wave_rows, ranks));
         let predicted = self.predict(placements, &work, [out?, back?]);
-        Ok(Outcome { activations, capacity: work.capacity, wave_rows, predicted, loads })
+        Ok(Outcome { activations: work.activations, capacity: work.capacity, wave_rows, predicted, loads })
     }
 
     fn predict(&self, placements: [&Placement; 3], work: &Work, waves: [u64; 2]) -> Predicted {
@@ -198,10 +194,9 @@ impl<'a> Evaluator<'a> {
         backward: &[u32],
         allowed: &[Activations],
     ) -> Result<f64> {
-        allowed.iter().try_fold(f64::INFINITY, |least, &activations| {
-            let work = self.work(placement, forward, backward, activations)?;
-            Ok(self.predict([placement; 3], &work, [1, 1]).total_s().min(least))
-        })
+        let works = self.works(placement, forward, backward, allowed)?;
+        let time = |work| self.predict([placement; 3], work, [1, 1]).total_s();
+        Ok(works.iter().map(time).fold(f64::INFINITY, f64::min))
     }
 
     /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
@@ -311,26 +306,20 @@ impl Settled<'_> {
 /// The expected retained part of each forward route: each instance's share, in proportion to the routes that lead to it.
 fn stay(placement: &Placement, forward: &[Route], capacity: &[u32]) -> Result<Vec<Route>> {
     let mut retained = vec![0; forward.len()];
-    // Routes are sorted by expert, so those of one expert are together.
-    for routes in chunks_by_expert(forward) {
-        let expert = forward[routes.start].expert as usize;
-        for (instance, &host) in placement.range(expert).zip(placement.hosts(expert)) {
-            let here: Vec<usize> = routes.clone().filter(|&i| forward[i].to == host).collect();
-            let pairs: Vec<u32> = here.iter().map(|&i| forward[i].pairs).collect();
-            let mut shares = vec![0; here.len()];
-            apportion(capacity[instance], &pairs, &mut shares);
-            here.into_iter().zip(shares).for_each(|(i, share)| retained[i] = share);
-        }
+    // Of each instance: its pairs, those of the routes so far, and what is retained of them.
+    let mut instances = vec![[0_u64; 3]; placement.instances()];
+    let find = |route: &Route| placement.find(route.expert as usize, route.to as usize).unwrap_or_default();
+    forward.iter().for_each(|route| instances[find(route)][0] += u64::from(route.pairs));
+    for (share, route) in retained.iter_mut().zip(forward) {
+        let instance = find(route);
+        let [all, seen, given] = &mut instances[instance];
+        *seen += u64::from(route.pairs);
+        let until = *seen * u64::from(capacity[instance]) / (*all).max(1);
+        // At most the pairs of the route, as the capacity is at most all of them.
+        *share = (until - *given) as u32;
+        *given = until;
     }
     route::follow(forward, &retained)
-}
-
-fn chunks_by_expert(routes: &[Route]) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
-    let mut start = 0;
-    routes.chunk_by(|a, b| a.expert == b.expert).map(move |chunk| {
-        start += chunk.len();
-        start - chunk.len()..start
-    })
 }
 
 /// Counts less what is dropped.

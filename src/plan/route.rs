@@ -27,6 +27,7 @@ use super::placement::Placement;
 use crate::{Error, Result};
 
 pub use super::assign::assign;
+pub(crate) use super::assign::assign_draft;
 pub use super::traffic::{Traffic, traffic};
 pub use super::transport::{expected_retained, follow, route_backward, transport};
 

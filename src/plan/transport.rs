@@ -50,8 +50,9 @@ pub fn follow(forward: &[Route], retained: &[u32]) -> Result<Vec<Route>> {
     Ok(kept.map(|(route, &pairs)| Route { pairs, ..*route }).collect())
 }
 
-/// Where the retained pairs are expected to come from: `q_e n[s][e] / n_e`, `[R, E]`, made whole such that the pairs of each expert
-/// add up to its quota `q_e`: the largest remainders are rounded up, the lower rank first among equals.
+/// Where the retained pairs are expected to come from: `q_e n[s][e] / n_e`, `[R, E]`, made whole so that the pairs of each expert add up
+/// to its quota `q_e`: the first s ranks together have their share rounded down, so a rank differs by less than a pair from its
+/// own.
 ///
 /// # Errors
 /// [`Error::Shape`] where there is not one quota for each expert; [`Error::Argument`] for a quota above its count.
@@ -64,30 +65,22 @@ pub fn expected_retained(counts: &Counts, quotas: &[u32]) -> Result<Counts> {
         let allowed = format!("at most its count {}", counts.per_expert()[e]);
         return Err(Error::argument(format!("quotas[{e}]"), quotas[e], allowed));
     }
-    let mut remainders = Vec::with_capacity(counts.ranks());
-    Columns::new(counts).map(|e, column| {
-        let (quota, all) = (u64::from(quotas[e]), u64::from(counts.per_expert()[e]));
-        if quota == all {
-            return;
-        }
-        remainders.clear();
-        let mut left = quota;
-        for (s, n) in column.iter_mut().enumerate() {
-            let share = quota * u64::from(*n);
-            let whole = divide(share, all);
+    // Of each expert: quota, pairs, pairs of the ranks so far and what is retained of them.
+    let mut columns: Vec<[u64; 4]> = (quotas.iter().zip(counts.per_expert()))
+        .map(|(&quota, &all)| [u64::from(quota), u64::from(all).max(1), 0, 0])
+        .collect();
+    let mut retained = Vec::with_capacity(counts.flat().len());
+    for row in counts.flat().chunks_exact(experts) {
+        retained.extend(row.iter().zip(&mut columns).map(|(&n, [quota, all, seen, given])| {
+            *seen += u64::from(n);
+            let until = divide(*seen * *quota, *all);
+            let share = until - *given;
+            *given = until;
             // At most n, as the quota is at most all.
-            *n = whole as u32;
-            left -= whole;
-            // The larger remainder first, then the lower rank. What has none is never rounded up: the remainders add up to
-            // `left` times `all`, and each is below `all`.
-            remainders.push((all - (share - whole * all)) << 32 | s as u64);
-        }
-        let up = left as usize;
-        if up > 0 {
-            remainders.select_nth_unstable(up - 1);
-            remainders[..up].iter().for_each(|&key| column[key as u32 as usize] += 1);
-        }
-    })
+            share as u32
+        }));
+    }
+    Counts::from_flat(counts.ranks(), experts, retained)
 }
 
 /// `a / b` for a quotient below 2^32, faster than the machine's own division of 64 bits.
@@ -201,8 +194,8 @@ impl Splitter {
     }
 }
 
-/// The columns of a matrix of counts, one after the other: read and written in blocks, since a column alone uses a sixteenth of
-/// the memory it touches.
+/// The columns of a matrix of counts, one after the other: read in blocks, since a column alone uses a sixteenth of the memory it
+/// touches.
 struct Columns<'a> {
     counts: &'a Counts,
     /// Distance of two columns in the block: not that of a power of two, which would put them all in the same lines of a cache.
@@ -218,39 +211,19 @@ impl<'a> Columns<'a> {
         Self { counts, stride, block: vec![0; stride * Self::WIDTH] }
     }
 
-    /// Calls `f` with every expert and its pairs from each rank, which it may change.
+    /// Calls `f` with every expert and its pairs from each rank, a copy that it may use up.
     fn for_each(mut self, mut f: impl FnMut(usize, &mut [u32]) -> Result<()>) -> Result<()> {
-        (0..self.counts.experts()).step_by(Self::WIDTH).try_for_each(|first| self.visit(first, &mut f))
-    }
-
-    /// The counts as `f` changes them.
-    fn map(mut self, mut f: impl FnMut(usize, &mut [u32])) -> Result<Counts> {
         let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
-        let mut changed = vec![0; ranks * experts];
         for first in (0..experts).step_by(Self::WIDTH) {
-            self.visit(first, &mut |e, column| {
-                f(e, column);
-                Ok(())
-            })?;
-            for (s, row) in changed.chunks_exact_mut(experts).enumerate() {
-                for (n, column) in row[first..].iter_mut().zip(self.block.chunks_exact(self.stride)) {
-                    *n = column[s];
+            for (s, row) in self.counts.flat().chunks_exact(experts).enumerate() {
+                for (&n, column) in row[first..].iter().zip(self.block.chunks_exact_mut(self.stride)) {
+                    column[s] = n;
                 }
             }
+            let columns = self.block.chunks_exact_mut(self.stride).take(experts - first);
+            columns.enumerate().try_for_each(|(k, column)| f(first + k, &mut column[..ranks]))?;
         }
-        Counts::from_flat(ranks, experts, changed)
-    }
-
-    /// One block of columns.
-    fn visit(&mut self, first: usize, f: &mut impl FnMut(usize, &mut [u32]) -> Result<()>) -> Result<()> {
-        let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
-        for (s, row) in self.counts.flat().chunks_exact(experts).enumerate() {
-            for (&n, column) in row[first..].iter().zip(self.block.chunks_exact_mut(self.stride)) {
-                column[s] = n;
-            }
-        }
-        let columns = self.block.chunks_exact_mut(self.stride).take(experts - first);
-        columns.enumerate().try_for_each(|(k, column)| f(first + k, &mut column[..ranks]))
+        Ok(())
     }
 }
 

@@ -104,7 +104,7 @@ fn backward_routes_fewer_than_there_is_room_for() {
 }
 
 #[test]
-fn expected_shares_are_the_largest_remainders() {
+fn expected_shares_are_exact_but_for_rounding() {
     let mut rng = Philox::new(53, 0);
     for _ in 0..2000 {
         let (sources, _) = problem(&mut rng, 12, 12, 9);
@@ -114,16 +114,15 @@ fn expected_shares_are_the_largest_remainders() {
         assert_eq!(expected.per_expert(), quotas);
         for (e, &quota) in quotas.iter().enumerate() {
             let all = u64::from(counts.per_expert()[e]);
-            // Numerators of the exact shares; rounded-up ones come first by remainder, then by rank.
-            let share = |s: usize| u64::from(quota) * u64::from(counts.get(s, e));
-            let mut order: Vec<usize> = (0..counts.ranks()).collect();
-            order.sort_by_key(|&s| (std::cmp::Reverse(share(s) % all.max(1)), s));
-            let whole = |s: usize| share(s) / all.max(1);
-            let up = u64::from(quota) - (0..counts.ranks()).map(whole).sum::<u64>();
-            for (k, &s) in order.iter().enumerate() {
-                let got = u64::from(expected.get(s, e));
-                assert_eq!(got, whole(s) + u64::from((k as u64) < up));
-                assert!(got <= u64::from(counts.get(s, e)));
+            let (mut seen, mut given) = (0, 0);
+            for s in 0..counts.ranks() {
+                let (n, got) = (u64::from(counts.get(s, e)), u64::from(expected.get(s, e)));
+                seen += n;
+                given += got;
+                assert_eq!(given, (seen * u64::from(quota)).checked_div(all).unwrap_or(0));
+                assert!(got <= n);
+                // Numerators of the exact share and the given one.
+                assert!((got * all).abs_diff(n * u64::from(quota)) < all.max(1));
             }
         }
     }

@@ -136,7 +136,7 @@ impl Canonical {
         let labels = Labels::canonical(input.counts, input.demand, input.placement, per_node);
         Ok(Self {
             counts: labels.counts(input.counts)?,
-            demand: input.demand.map(|demand| labels.demand(demand)).transpose()?,
+            demand: input.demand.map(|demand| labels.demand(demand)),
             placement: labels.placement(input.placement)?.0,
             labels,
         })

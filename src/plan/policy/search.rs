@@ -28,22 +28,19 @@ impl Search<'_> {
     pub(crate) fn best(&self, forward: &[u32], backward: &[u32]) -> Result<(Placement, Option<f64>)> {
         let mut best = None;
         if self.instances.is_none_or(|n| n == self.current.instances()) {
-            best = self.time(self.current, forward, backward)?.map(|time| (time, self.current.clone()));
+            best = self.drafted(self.current.clone())?;
         }
-        let now: Vec<Work> = (self.modes.iter())
-            .map(|&mode| self.evaluator.work(self.current, forward, backward, mode))
-            .collect::<Result<_>>()?;
+        let mut now: Option<Vec<Work>> = None;
         for candidate in self.candidates()? {
-            let forward = route::assign(&self.evaluator.forward, &candidate, None)?;
-            let backward = route::assign(&self.evaluator.backward, &candidate, None)?;
-            let (candidate, forward, backward) = match self.instances {
-                Some(_) => (candidate, forward, backward),
-                None => without_idle(&candidate, forward, backward)?,
+            let Some((time, candidate)) = self.drafted(candidate)? else { continue };
+            if best.as_ref().is_some_and(|(least, _)| time >= *least) {
+                continue;
+            }
+            let now = match &now {
+                Some(works) => works,
+                None => now.insert(self.evaluator.works(self.current, forward, backward, self.modes)?),
             };
-            if let Some(time) = self.time(&candidate, &forward, &backward)?
-                && best.as_ref().is_none_or(|(least, _)| time < *least)
-                && self.reachable(&candidate, &now)?
-            {
+            if self.reachable(&candidate, now)? {
                 best = Some((time, candidate));
             }
         }
@@ -51,10 +48,16 @@ impl Search<'_> {
         Ok(best.map_or_else(|| (self.current.clone(), None), |(time, placement)| (placement, Some(time))))
     }
 
-    /// Predicted time of a step that starts and ends with a placement; `None` where it does not fit.
-    fn time(&self, placement: &Placement, forward: &[u32], backward: &[u32]) -> Result<Option<f64>> {
-        match self.evaluator.best([placement; 3], forward, backward, self.modes) {
-            Ok(Outcome { predicted, .. }) => Ok(Some(predicted.total_s())),
+    /// Predicted time of a step that starts and ends with a placement, less its idle replicas; `None` where it does not fit.
+    fn drafted(&self, placement: Placement) -> Result<Option<(f64, Placement)>> {
+        let forward = route::assign_draft(&self.evaluator.forward, &placement)?;
+        let backward = route::assign_draft(&self.evaluator.backward, &placement)?;
+        let (placement, forward, backward) = match self.instances {
+            Some(_) => (placement, forward, backward),
+            None => without_idle(placement, forward, backward)?,
+        };
+        match self.evaluator.best([&placement; 3], &forward, &backward, self.modes) {
+            Ok(Outcome { predicted, .. }) => Ok(Some((predicted.total_s(), placement))),
             Err(Error::Infeasible { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -118,16 +121,21 @@ impl Search<'_> {
         let instances = offsets[experts] as usize;
         let mut home = self.current.home().to_vec();
         let pinned = self.current.ownership() == Ownership::Home;
-        let mut packing = Packing::new(ranks, instances, experts, pinned);
         let share = |e: usize| work[e] / u64::from(held[e]);
         let mut hosts = vec![0; instances];
+        let mut load = vec![0; ranks];
+        // Where homes are pinned, replicas have their own room, evenly.
+        let mut room = vec![instances.div_ceil(ranks); ranks];
         if pinned {
+            room.fill(experts.div_ceil(ranks) + (instances - experts).div_ceil(ranks));
             for e in 0..experts {
-                packing.put(home[e], share(e));
                 hosts[offsets[e] as usize] = home[e];
+                load[home[e] as usize] += share(e);
+                room[home[e] as usize] = room[home[e] as usize].saturating_sub(1);
             }
         }
-        let mut order: Vec<usize> = (0..experts).collect();
+        let mut packing = Packing::new(load, room);
+        let mut order: Vec<usize> = (0..experts).filter(|&e| !pinned || held[e] > 1).collect();
         order.sort_by_key(|&e| Reverse(share(e)));
         for e in order {
             let own = &mut hosts[offsets[e] as usize..offsets[e + 1] as usize];
@@ -149,7 +157,7 @@ impl Search<'_> {
 fn extras(experts: usize, ranks: usize) -> Vec<usize> {
     // The last slots that E leaves open are free of cost for the busiest rank's memory.
     let open = experts.div_ceil(ranks) * ranks - experts;
-    let mut extras = vec![0, ranks.div_ceil(8), ranks.div_ceil(4), ranks.div_ceil(2), ranks, 2 * ranks];
+    let mut extras = vec![0, ranks.div_ceil(4), ranks.div_ceil(2), ranks, 2 * ranks];
     extras.extend([open, open + ranks]);
     extras.sort_unstable();
     extras.dedup();
@@ -215,13 +223,9 @@ struct Packing {
 }
 
 impl Packing {
-    /// Room for `instances` in all, evenly; where homes are pinned, replicas have their own share.
-    fn new(ranks: usize, instances: usize, experts: usize, pinned: bool) -> Self {
-        let room = match pinned {
-            true => experts.div_ceil(ranks) + (instances - experts).div_ceil(ranks),
-            false => instances.div_ceil(ranks),
-        };
-        Self { load: vec![0; ranks], room: vec![room; ranks], open: (0..ranks as u32).map(|rank| (0, rank)).collect() }
+    fn new(load: Vec<u64>, room: Vec<usize>) -> Self {
+        let with_room = (0..).zip(load.iter().zip(&room)).filter(|(_, (_, room))| **room > 0);
+        Self { open: with_room.map(|(rank, (&load, _))| (load, rank)).collect(), load, room }
     }
 
     fn put(&mut self, rank: u32, work: u64) {
@@ -286,7 +290,7 @@ fn every_placement(current: &Placement) -> Result<Option<Vec<Placement>>> {
 
 /// A placement less the replicas that compute nothing, with the loads of what is left. Every expert keeps one instance.
 fn without_idle(
-    placement: &Placement,
+    placement: Placement,
     forward: Vec<u32>,
     backward: Vec<u32>,
 ) -> Result<(Placement, Vec<u32>, Vec<u32>)> {
@@ -305,7 +309,7 @@ fn without_idle(
         }
     }
     if keep.iter().all(|&kept| kept) {
-        return Ok((placement.clone(), forward, backward));
+        return Ok((placement, forward, backward));
     }
     let hosts: Vec<Vec<u32>> = (0..placement.experts())
         .map(|e| placement.range(e).filter(|&i| keep[i]).map(|i| placement.host_of_instance()[i]).collect())
