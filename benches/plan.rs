@@ -1,4 +1,5 @@
-//! How long one plan of `lrmoe` takes, from a laptop's to a large cluster's layer: `cargo bench --bench plan`.
+//! How long one plan of `lrmoe` takes, from a laptop's to a large cluster's layer: `cargo bench --bench plan`, or one size by
+//! `cargo bench --bench plan -- 128x64`.
 //!
 //! Every line is a step in the middle of training: skewed counts that changed since the step before, the placement that the
 //! step before chose, demand with real score histograms. One core. The least of several runs is printed beside the median, since a
@@ -71,9 +72,11 @@ fn timed(case: &Case, runs: usize) -> (Plan, Vec<Duration>) {
 fn main() {
     println!("experts  ranks  instances  ranks x experts   least ms  median ms  ns per (instance + rank x expert)");
     let mut points = Vec::new();
-    for (experts, ranks) in SIZES {
+    let only: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let chosen = |&&(e, r): &&(usize, usize)| only.is_empty() || only.contains(&format!("{e}x{r}"));
+    for &(experts, ranks) in SIZES.iter().filter(chosen) {
         let case = case(experts, ranks);
-        let (plan, times) = timed(&case, if experts * ranks > 100_000 { 11 } else { 101 });
+        let (plan, times) = timed(&case, if experts * ranks > 100_000 { 15 } else { 301 });
         let size = plan.placement.instances() + experts * ranks;
         let [least, median] = [times[0], times[times.len() / 2]].map(|time| time.as_secs_f64());
         println!(
@@ -86,8 +89,10 @@ fn main() {
         );
         points.push((size as f64, 1e3 * least));
     }
-    draw(&points).unwrap();
-    println!("chart: target/plan_speed.svg");
+    if only.is_empty() {
+        draw(&points).unwrap();
+        println!("chart: target/plan_speed.svg");
+    }
 }
 
 fn draw(points: &[(f64, f64)]) -> Result<(), Box<dyn std::error::Error>> {

@@ -316,9 +316,9 @@ impl Shape {
             add("recv.x", Category::Exchange, &[rows, hidden, self.element]);
             add("recv.row", Category::Exchange, &[rows, U32]);
             add("recv.weight", Category::Exchange, &[rows, F32]);
-            add("send.out", Category::Exchange, &[rows, hidden, F32]);
+            add("send.out", Category::Exchange, &[rows, hidden, self.element]);
             add("send.h_norm", Category::Exchange, &[rows, F32]);
-            add("recv.out", Category::Exchange, &[sent, hidden, F32]);
+            add("recv.out", Category::Exchange, &[sent, hidden, self.element]);
             add("recv.h_norm", Category::Exchange, &[sent, F32]);
         }
     }
@@ -414,8 +414,8 @@ impl Shape {
             add("send.x", &[sent, hidden, element]);
             add("recv.x", &[rows, hidden, element]);
         }
-        add("send.dx", &[rows, hidden, F32]);
-        add("recv.dx", &[sent, hidden, F32]);
+        add("send.dx", &[rows, hidden, element]);
+        add("recv.dx", &[sent, hidden, element]);
         add("recv.dot", &[sent, F32]);
         add("dot_of_pair", &[load.retained, F32]);
     }

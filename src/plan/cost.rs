@@ -444,3 +444,7 @@ impl<'a> Transfers<'a> {
         Moved { seconds: self.model.moved(busiest, nodes, 1.0), ..self.moved }
     }
 }
+
+#[cfg(test)]
+#[path = "cost_tests.rs"]
+mod tests;

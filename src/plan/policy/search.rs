@@ -10,7 +10,7 @@ use crate::plan::route;
 use crate::{Error, Result};
 
 /// Placements up to this many are all tried.
-pub(crate) const EXHAUSTIVE: u64 = 1_000;
+const EXHAUSTIVE: u64 = 1_000;
 
 /// The next step is taken to bring the pairs of this one. The candidates follow from these pairs alone, never from the budget, so
 /// that more memory can only add to those that fit.
@@ -78,7 +78,7 @@ impl Search<'_> {
     fn candidates(&self) -> Result<Vec<Placement>> {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         if self.instances.is_none()
-            && let Some(all) = every_placement(self.current)?
+            && let Some(all) = every_placement(self.current, EXHAUSTIVE)?
         {
             return Ok(all);
         }
@@ -251,8 +251,8 @@ impl Packing {
     }
 }
 
-/// Every placement of these experts, homes kept where they are pinned, if there are at most [`EXHAUSTIVE`].
-fn every_placement(current: &Placement) -> Result<Option<Vec<Placement>>> {
+/// Every placement of these experts, homes kept where they are pinned, if there are at most `limit`.
+fn every_placement(current: &Placement, limit: u64) -> Result<Option<Vec<Placement>>> {
     let (experts, ranks) = (current.experts(), current.ranks());
     let pinned = current.ownership() == Ownership::Home;
     if ranks > 10 {
@@ -261,7 +261,7 @@ fn every_placement(current: &Placement) -> Result<Option<Vec<Placement>>> {
     // A pinned home leaves the other ranks to choose from, none of them being a choice too.
     let free = if pinned { ranks - 1 } else { ranks };
     let choices = (1_u64 << free) - u64::from(!pinned);
-    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= EXHAUSTIVE)
+    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= limit)
     else {
         return Ok(None);
     };
@@ -318,3 +318,7 @@ fn without_idle(
     let placement = Placement::new(placement.ranks(), &hosts, homes, placement.ownership())?;
     Ok((placement, kept(forward), kept(backward)))
 }
+
+#[cfg(test)]
+#[path = "search_tests.rs"]
+mod tests;
