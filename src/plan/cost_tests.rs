@@ -22,8 +22,7 @@ fn setup(experts: usize, ranks: usize, ranks_per_node: usize) -> Setup {
         host_bytes_per_s: 1e30,
         launch_s: 0.0,
     };
-    let config =
-        MoeConfig { num_hidden_layers: 1, dtype: Some(DType::F32), ..MoeConfig::new(64, 32, experts, 1) };
+    let config = MoeConfig { num_hidden_layers: 1, dtype: Some(DType::F32), ..MoeConfig::new(64, 32, experts, 1) };
     Setup::new(config, cluster).unwrap()
 }
 

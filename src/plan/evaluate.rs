@@ -72,6 +72,13 @@ impl<'a> Evaluator<'a> {
         Ok(Self { setup, model: CostModel::new(setup)?, forward, backward, selects, waves })
     }
 
+    /// The same step with other quotas.
+    pub(crate) fn with_quotas(&self, quotas: &[u32]) -> Result<Self> {
+        let expected = route::expected_retained(self.forward.counts(), quotas)?;
+        let backward = Rc::new(Sources::new(expected, self.setup.cluster.ranks_per_node)?);
+        Ok(Self { model: self.model.clone(), forward: Rc::clone(&self.forward), backward, ..*self })
+    }
+
     /// The same step with every pair back-propagated, or `None` where that is what it does anyway.
     pub(crate) fn keeping_everything(&self) -> Option<Self> {
         let model = self.model.clone();

@@ -26,6 +26,7 @@ mod curve;
 pub mod demand;
 mod evaluate;
 mod flow;
+pub mod guide;
 pub mod memory;
 mod mode;
 mod options;

@@ -9,7 +9,8 @@ use crate::plan::demand::Demand;
 use crate::plan::evaluate::{self, Evaluator, Settled, allowed};
 use crate::plan::mode::Ownership;
 use crate::plan::placement::Placement;
-use crate::plan::retained::{RetentionPlan, plan_within};
+use crate::plan::quota::Limit;
+use crate::plan::retained::{RetentionPlan, plan_one_rank, plan_within};
 use crate::plan::route;
 use crate::plan::setup::Setup;
 use crate::plan::value::Plan;
@@ -50,8 +51,20 @@ impl Lrmoe {
                 backward.clone_from(&forward);
             }
         }
-        let search = Search { evaluator: &evaluator, current, instances: self.instances, modes: &modes };
-        let (next, next_s) = search.best(&forward, &backward)?;
+        // The next placement is made for what is asked for, not for what this one lets through.
+        let wanted = match retained.limits.contains(&Limit::RankCapacity) {
+            true => plan_one_rank(input.counts.per_expert(), input.demand, &setup.options)?.quotas,
+            false => Vec::new(),
+        };
+        let asked = if wanted.is_empty() { None } else { Some(evaluator.with_quotas(&wanted)?) };
+        let search = Search {
+            evaluator: asked.as_ref().unwrap_or(&evaluator),
+            current,
+            instances: self.instances,
+            modes: &modes,
+        };
+        let now = evaluator.works(current, &forward, &backward, &modes)?;
+        let (next, next_s) = search.best(&now)?;
         let decision = Decision {
             retained,
             dropped: None,

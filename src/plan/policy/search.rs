@@ -23,23 +23,18 @@ pub(crate) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The placement with the least predicted time among those that fit, and this time; the current one, whose loads are given,
-    /// unless another beats it.
-    pub(crate) fn best(&self, forward: &[u32], backward: &[u32]) -> Result<(Placement, Option<f64>)> {
+    /// The placement with the least predicted time among those that fit, this step's work on the current one included, and this
+    /// time; the current one unless another beats it.
+    pub(crate) fn best(&self, now: &[Work]) -> Result<(Placement, Option<f64>)> {
         let mut best = None;
         if self.instances.is_none_or(|n| n == self.current.instances()) {
             best = self.drafted(self.current.clone())?;
         }
-        let mut now: Option<Vec<Work>> = None;
         for candidate in self.candidates()? {
             let Some((time, candidate)) = self.drafted(candidate)? else { continue };
             if best.as_ref().is_some_and(|(least, _)| time >= *least) {
                 continue;
             }
-            let now = match &now {
-                Some(works) => works,
-                None => now.insert(self.evaluator.works(self.current, forward, backward, self.modes)?),
-            };
             if self.reachable(&candidate, now)? {
                 best = Some((time, candidate));
             }
@@ -261,8 +256,7 @@ fn every_placement(current: &Placement, limit: u64) -> Result<Option<Vec<Placeme
     // A pinned home leaves the other ranks to choose from, none of them being a choice too.
     let free = if pinned { ranks - 1 } else { ranks };
     let choices = (1_u64 << free) - u64::from(!pinned);
-    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= limit)
-    else {
+    let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= limit) else {
         return Ok(None);
     };
     let place = |index: u64| {

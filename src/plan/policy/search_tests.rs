@@ -29,8 +29,7 @@ fn setup(experts: usize, ranks: usize) -> Setup {
 /// A layer whose experts differ by powers of two, on some placement.
 fn problem(rng: &mut Philox, experts: usize, ranks: usize, ownership: Ownership) -> (Setup, Counts, Placement) {
     let popularity: Vec<u32> = (0..experts).map(|_| 4 << (rng.next_u32() % 8)).collect();
-    let rows: Vec<Vec<u32>> =
-        (0..ranks).map(|_| popularity.iter().map(|&p| rng.next_u32() % p).collect()).collect();
+    let rows: Vec<Vec<u32>> = (0..ranks).map(|_| popularity.iter().map(|&p| rng.next_u32() % p).collect()).collect();
     let placement = Placement::contiguous(experts, ranks, ownership).unwrap();
     (setup(experts, ranks), Counts::new(&rows).unwrap(), placement)
 }
@@ -48,6 +47,13 @@ fn least(search: &Search<'_>, limit: u64) -> Option<f64> {
     times.reduce(f64::min)
 }
 
+/// The step on the current placement.
+fn now(search: &Search<'_>) -> Vec<Work> {
+    let [forward, backward] = [&search.evaluator.forward, &search.evaluator.backward]
+        .map(|s| route::assign(s, search.current, None).unwrap());
+    search.evaluator.works(search.current, &forward, &backward, search.modes).unwrap()
+}
+
 fn quotas(counts: &Counts) -> Vec<u32> {
     counts.per_expert().iter().map(|n| n.div_ceil(2)).collect()
 }
@@ -63,8 +69,7 @@ fn small_layers_get_the_best_placement() {
             let evaluator = Evaluator::new(&setup, counts.clone(), &quotas(&counts), true).unwrap();
             let modes = allowed(&setup, None);
             let search = Search { evaluator: &evaluator, current: &current, instances: None, modes: &modes };
-            let loads = [&evaluator.forward, &evaluator.backward].map(|s| route::assign(s, &current, None).unwrap());
-            let (_, time) = search.best(&loads[0], &loads[1]).unwrap();
+            let (_, time) = search.best(&now(&search)).unwrap();
             let best = least(&search, EXHAUSTIVE).unwrap();
             assert!(time.unwrap() <= best, "{experts} x {ranks}: {time:?} {best}");
         }
@@ -89,9 +94,7 @@ fn ratio_to_the_best_placement() {
                 let instances = few.then(|| experts + 1 + rng.next_u32() as usize % 2);
                 let search = Search { evaluator: &evaluator, current: &current, instances, modes: &modes };
                 assert!(every_placement(&current, EXHAUSTIVE).unwrap().is_none());
-                let loads =
-                    [&evaluator.forward, &evaluator.backward].map(|s| route::assign(s, &current, None).unwrap());
-                let (_, time) = search.best(&loads[0], &loads[1]).unwrap();
+                let (_, time) = search.best(&now(&search)).unwrap();
                 ratios.push(time.unwrap() / least(&search, 10_000).unwrap());
             }
         }
