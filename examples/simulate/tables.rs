@@ -1,0 +1,150 @@
+//! The report for people.
+
+use std::fmt::Write as _;
+
+use crate::planning::table::{Table, bytes, seconds, whole};
+use crate::report::{CaseReport, NoSaving, PolicyReport, Report};
+use crate::sim::{Refusal, Run};
+use crate::uniform::{MOST, Uniform};
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What the columns mean, once.
+pub(crate) const LEGEND: &str = "\
+ms: predicted time of all steps, one layer, times the policy's extra steps. vs symi, vs fixed: that time against theirs.
+forward, backward: pairs of the busiest rank over the mean, averaged over the steps (worst step).
+GiB across: tokens and optimizer traffic between nodes, all ranks and steps. GiB peak: the fullest rank, all layers.
+GiB subtotal: weights + replicas + token buffers + stash + exchange + scratch of the fullest rank, without gradients and optimizer.
+dropped: pairs that not even forward computed. plan us: median time of a plan, measured here and in no other number.";
+
+/// One case: a heading, notes, a row for each policy.
+pub(crate) fn case(case: &CaseReport) -> String {
+    let nodes = case.ranks.div_ceil(case.ranks_per_node);
+    let mut text = format!(
+        "{}, {}: {} ranks on {}, E {}, k {}, {} pairs a step, {} layers in {} a rank\n",
+        case.routing,
+        case.model,
+        case.ranks,
+        if nodes == 1 { "one node".to_owned() } else { format!("{nodes} nodes") },
+        case.experts,
+        case.top_k,
+        whole(case.pairs_per_step.round() as u64),
+        case.layers,
+        bytes(case.budget_bytes),
+    );
+    for note in &case.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    if case.policies.iter().all(|report| !report.feasible) {
+        let _ = writeln!(
+            text,
+            "no policy fits; --memory, --ranks, --layers (pipeline stages) or --optimizer host make room"
+        );
+    }
+    let mut table = Table::new([
+        "policy",
+        "ms",
+        "vs symi",
+        "vs fixed",
+        "forward",
+        "backward",
+        "GiB across",
+        "GiB peak",
+        "GiB subtotal",
+        "vs fixed",
+        "dropped",
+        "plan us",
+    ]);
+    for report in &case.policies {
+        if let Some(run) = &report.run {
+            table.row(row(case, report, run));
+        }
+    }
+    if case.policies.iter().any(|report| report.feasible) {
+        let _ = write!(text, "{table}");
+    }
+    for report in &case.policies {
+        if let Some(refusal) = &report.refusal {
+            let _ = writeln!(text, "{}", infeasible(&report.policy, refusal));
+        }
+    }
+    text
+}
+
+fn row(case: &CaseReport, report: &PolicyReport, run: &Run) -> [String; 12] {
+    let name =
+        if run.extra_steps == 1.0 { report.policy.clone() } else { format!("{} x{}", report.policy, run.extra_steps) };
+    let against = |rival: &str, of: fn(&Run) -> f64| match case.run(rival) {
+        Some(other) if report.policy != rival && of(other) > 0.0 => percent(of(run) / of(other) - 1.0),
+        _ => "-".to_owned(),
+    };
+    let balance = |ratio: crate::sim::Ratio| format!("{:.2} ({:.2})", ratio.mean, ratio.worst);
+    let share = if run.pairs == 0 { 0.0 } else { run.dropped_pairs as f64 / run.pairs as f64 };
+    [
+        name,
+        format!("{:.2}", 1e3 * run.seconds),
+        against("symi", |run| run.seconds),
+        against("fixed", |run| run.seconds),
+        balance(run.max_over_mean_forward),
+        balance(run.max_over_mean_backward),
+        format!("{:.2}", (run.inter_node_token_bytes + run.inter_node_optimizer_bytes) / GIB),
+        format!("{:.2}", run.peak_bytes as f64 / GIB),
+        format!("{:.2}", run.subtotal_bytes as f64 / GIB),
+        against("fixed", |run| run.subtotal_bytes as f64),
+        format!("{:.1} %", 100.0 * share),
+        format!("{:.0}", run.median_plan_micros),
+    ]
+}
+
+fn infeasible(policy: &str, refusal: &Refusal) -> String {
+    format!(
+        "{policy}: infeasible from step {}; a budget of {} a rank would do",
+        refusal.step,
+        bytes(refusal.smallest_budget)
+    )
+}
+
+fn percent(part: f64) -> String {
+    format!("{:+.1} %", 100.0 * part)
+}
+
+/// Where LRMoE saves nothing, and what it costs where nothing can be saved.
+pub(crate) fn verdict(report: &Report) -> String {
+    let mut text = String::from("Verdict\n");
+    let compared = report.cases.iter().filter(|case| case.run("lrmoe").is_some()).count();
+    if compared == 0 {
+        text.push_str("lrmoe was not simulated, or never fits: nothing to compare\n");
+    } else if report.no_saving.is_empty() {
+        let _ = writeln!(
+            text,
+            "lrmoe takes less time than fixed, symi, eplb and llep, as far as they fit, in all of {compared} cases"
+        );
+    } else {
+        let _ = writeln!(text, "lrmoe saves nothing against these:");
+    }
+    for NoSaving { routing, model, ranks, rival, lrmoe_s, rival_s } in &report.no_saving {
+        let _ = writeln!(
+            text,
+            "- {routing}, {model}, {ranks} ranks: {} against {rival}'s {} ({})",
+            seconds(*lrmoe_s),
+            seconds(*rival_s),
+            percent(lrmoe_s / rival_s - 1.0)
+        );
+    }
+    report.uniform.iter().for_each(|check| text.push_str(&uniform(check)));
+    text
+}
+
+fn uniform(check: &Uniform) -> String {
+    let Uniform { model, ranks, .. } = check;
+    let limit = 100.0 * (MOST - 1.0);
+    match check.ratio() {
+        Some(ratio) => format!(
+            "uniform routing, every pair retained, {model}, {ranks} ranks: lrmoe takes {ratio:.4} of fixed's time: {}\n",
+            if ratio <= MOST { format!("within {limit:.0} %") } else { format!("FAILS, more than {limit:.0} % over") }
+        ),
+        None => format!(
+            "uniform routing, every pair retained, {model}, {ranks} ranks: not compared, the budget refuses it\n"
+        ),
+    }
+}
