@@ -13,8 +13,8 @@ use lrmoe::{Error, MoeConfig, Result};
 use crate::cli::Options;
 use crate::planning::setup::model;
 
-/// Steps of a generated workload.
-const STEPS: u64 = 50;
+/// Steps of a generated workload: two bursts, one whole drift, eight moves of a rotating hot spot.
+const STEPS: u64 = 64;
 
 /// Where routing comes from.
 #[derive(Debug, Clone)]

@@ -79,8 +79,8 @@ pub(crate) struct Run {
     pub(crate) placement_changes: usize,
     /// Steps whose forward kept only what recomputation needs.
     pub(crate) recompute_steps: usize,
-    /// The plans' hashes, folded.
-    pub(crate) hash: u64,
+    /// The plans' hashes, folded; hexadecimal, since JSON readers round long numbers.
+    pub(crate) hash: String,
     /// Wall time of a plan; the only number here that is measured, and no part of `seconds`.
     pub(crate) median_plan_micros: f64,
     /// Only with `--series`.
@@ -244,7 +244,7 @@ impl Tally {
             instances: series.iter().map(|step| step.instances).max().unwrap_or(0),
             placement_changes: self.placement_changes,
             recompute_steps: self.recompute_steps,
-            hash: self.hash,
+            hash: format!("{:016x}", self.hash),
             median_plan_micros: 1e6 * median(self.took_s),
             series: Some(self.series),
         }

@@ -7,6 +7,24 @@ use crate::report::{CaseReport, NoSaving, PolicyReport, Report};
 use crate::sim::{Refusal, Run};
 use crate::uniform::{MOST, Uniform};
 
+const COLUMNS: [&str; 14] = [
+    "policy",
+    "ms",
+    "vs symi",
+    "vs fixed",
+    "forward",
+    "backward",
+    "GiB across",
+    "GiB peak",
+    "GiB subtotal",
+    "vs fixed",
+    "keeps",
+    "waves",
+    "dropped",
+    "plan us",
+];
+/// What gives an infeasible case room.
+const ROOM: &str = "--memory, --ranks, --layers (fewer a rank, as in pipeline stages) or --optimizer host make room";
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// What the columns mean, once.
@@ -15,7 +33,8 @@ ms: predicted time of all steps, one layer, times the policy's extra steps. vs s
 forward, backward: pairs of the busiest rank over the mean, averaged over the steps (worst step).
 GiB across: tokens and optimizer traffic between nodes, all ranks and steps. GiB peak: the fullest rank, all layers.
 GiB subtotal: weights + replicas + token buffers + stash + exchange + scratch of the fullest rank, without gradients and optimizer.
-dropped: pairs that not even forward computed. plan us: median time of a plan, measured here and in no other number.";
+keeps: stashed activations, or too little to do without recomputing; each plan takes the faster that fits, so compare GiB with this in view.
+waves: the most of any pass. dropped: pairs that not even forward computed. plan us: median time of a plan, measured here and in no other number.";
 
 /// One case: a heading, notes, a row for each policy.
 pub(crate) fn case(case: &CaseReport) -> String {
@@ -35,43 +54,25 @@ pub(crate) fn case(case: &CaseReport) -> String {
     for note in &case.notes {
         let _ = writeln!(text, "note: {note}");
     }
-    if case.policies.iter().all(|report| !report.feasible) {
-        let _ = writeln!(
-            text,
-            "no policy fits; --memory, --ranks, --layers (pipeline stages) or --optimizer host make room"
-        );
-    }
-    let mut table = Table::new([
-        "policy",
-        "ms",
-        "vs symi",
-        "vs fixed",
-        "forward",
-        "backward",
-        "GiB across",
-        "GiB peak",
-        "GiB subtotal",
-        "vs fixed",
-        "dropped",
-        "plan us",
-    ]);
-    for report in &case.policies {
-        if let Some(run) = &report.run {
-            table.row(row(case, report, run));
-        }
-    }
     if case.policies.iter().any(|report| report.feasible) {
+        let mut table = Table::new(COLUMNS);
+        let ran = case.policies.iter().filter_map(|report| Some((report, report.run.as_ref()?)));
+        ran.for_each(|(report, run)| table.row(row(case, report, run)));
         let _ = write!(text, "{table}");
+    } else {
+        let _ = writeln!(text, "no policy fits; {ROOM}");
     }
     for report in &case.policies {
-        if let Some(refusal) = &report.refusal {
-            let _ = writeln!(text, "{}", infeasible(&report.policy, refusal));
+        if let Some(Refusal { step, smallest_budget, .. }) = &report.refusal {
+            let when = if *step == 0 { String::new() } else { format!(" from step {step}") };
+            let budget = bytes(*smallest_budget);
+            let _ = writeln!(text, "{}: infeasible{when}, {budget} a rank would do", report.policy);
         }
     }
     text
 }
 
-fn row(case: &CaseReport, report: &PolicyReport, run: &Run) -> [String; 12] {
+fn row(case: &CaseReport, report: &PolicyReport, run: &Run) -> [String; COLUMNS.len()] {
     let name =
         if run.extra_steps == 1.0 { report.policy.clone() } else { format!("{} x{}", report.policy, run.extra_steps) };
     let against = |rival: &str, of: fn(&Run) -> f64| match case.run(rival) {
@@ -91,17 +92,19 @@ fn row(case: &CaseReport, report: &PolicyReport, run: &Run) -> [String; 12] {
         format!("{:.2}", run.peak_bytes as f64 / GIB),
         format!("{:.2}", run.subtotal_bytes as f64 / GIB),
         against("fixed", |run| run.subtotal_bytes as f64),
+        keeps(run),
+        run.waves_forward.max(run.waves_backward).to_string(),
         format!("{:.1} %", 100.0 * share),
         format!("{:.0}", run.median_plan_micros),
     ]
 }
 
-fn infeasible(policy: &str, refusal: &Refusal) -> String {
-    format!(
-        "{policy}: infeasible from step {}; a budget of {} a rank would do",
-        refusal.step,
-        bytes(refusal.smallest_budget)
-    )
+fn keeps(run: &Run) -> String {
+    match run.recompute_steps {
+        0 => "stash".to_owned(),
+        n if n == run.steps => "recompute".to_owned(),
+        n => format!("recompute {n}/{}", run.steps),
+    }
 }
 
 fn percent(part: f64) -> String {
