@@ -16,7 +16,7 @@ pub(crate) fn svg(case: &CaseReport) -> Result<Option<String>> {
         let mut sum = 0.0;
         let cumulative = run.series.iter().flatten().map(|step| {
             sum += run.extra_steps * step.seconds;
-            1e3 * sum
+            sum
         });
         Some(Series::new(report.policy.clone(), cumulative.collect()))
     };
@@ -27,10 +27,10 @@ pub(crate) fn svg(case: &CaseReport) -> Result<Option<String>> {
     let chart = LineChart {
         title: format!("{}, {}, {} ranks", case.routing, case.model, case.ranks),
         x_label: "steps".into(),
-        y_label: "predicted time of one MoE layer, cumulative (ms)".into(),
+        y_label: "predicted time of one MoE layer, cumulative (s)".into(),
         first: 1.0,
         lines,
-        format: |ms| seconds(1e-3 * ms),
+        format: seconds,
     };
     chart.svg().map(Some)
 }

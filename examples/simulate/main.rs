@@ -25,7 +25,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use lrmoe::Result;
+use lrmoe::{Error, Result};
 
 mod cases;
 mod chart;
@@ -54,7 +54,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             note(&format!("error: {error}"));
-            ExitCode::FAILURE
+            let usage = matches!(error, Error::Argument { .. } | Error::Config { .. });
+            ExitCode::from(if usage { 2 } else { 1 })
         }
     }
 }
@@ -101,7 +102,7 @@ fn draw(options: &Options, report: &Report) -> Result<()> {
         match chart::svg(case)? {
             Some(text) => write_file(&to, &text)?,
             None => {
-                note(&format!("no chart of {}, {}, {} ranks: no policy fits", case.routing, case.model, case.ranks));
+                note(&format!("no chart of {}: no policy fits", case.place()));
             }
         }
     }

@@ -11,6 +11,9 @@ use crate::uniform::Uniform;
 /// The policies that LRMoE is measured against in the verdict.
 const RIVALS: [&str; 4] = ["fixed", "symi", "eplb", "llep"];
 
+/// Times that differ by a smaller part than this are called the same.
+const SAME: f64 = 5e-4;
+
 /// The whole report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -62,6 +65,26 @@ pub(crate) struct NoSaving {
     pub(crate) rival_s: f64,
 }
 
+impl NoSaving {
+    /// Part by which LRMoE takes longer.
+    pub(crate) fn over(&self) -> f64 {
+        self.lrmoe_s / self.rival_s - 1.0
+    }
+
+    /// Whether both take the same time, as far as one can speak of it.
+    pub(crate) fn is_tie(&self) -> bool {
+        self.over() < SAME
+    }
+
+    pub(crate) fn place(&self) -> String {
+        place(&self.routing, &self.model, self.ranks)
+    }
+}
+
+fn place(routing: &str, model: &str, ranks: usize) -> String {
+    format!("{routing}, {model}, {ranks} ranks")
+}
+
 impl CaseReport {
     /// Simulates every policy, one after the other, so that none disturbs another's plan times.
     ///
@@ -96,6 +119,17 @@ impl CaseReport {
     /// The run of a feasible policy.
     pub(crate) fn run(&self, policy: &str) -> Option<&Run> {
         self.policies.iter().find(|report| report.policy == policy)?.run.as_ref()
+    }
+
+    /// Routing, model and ranks.
+    pub(crate) fn place(&self) -> String {
+        place(&self.routing, &self.model, self.ranks)
+    }
+
+    /// Whether the budget refuses LRMoE, but not every rival.
+    pub(crate) fn only_rivals_fit(&self) -> bool {
+        let refused = self.policies.iter().any(|report| report.policy == "lrmoe" && !report.feasible);
+        refused && RIVALS.iter().any(|rival| self.run(rival).is_some())
     }
 
     /// Rivals that take no longer than LRMoE.

@@ -115,24 +115,31 @@ fn percent(part: f64) -> String {
 pub(crate) fn verdict(report: &Report) -> String {
     let mut text = String::from("Verdict\n");
     let compared = report.cases.iter().filter(|case| case.run("lrmoe").is_some()).count();
+    let (mut ties, mut losses): (Vec<&NoSaving>, Vec<_>) = report.no_saving.iter().partition(|found| found.is_tie());
+    losses.sort_by(|a, b| b.over().total_cmp(&a.over()));
     if compared == 0 {
         text.push_str("lrmoe was not simulated, or never fits: nothing to compare\n");
-    } else if report.no_saving.is_empty() {
-        let _ = writeln!(
-            text,
-            "lrmoe takes less time than fixed, symi, eplb and llep, as far as they fit, in all of {compared} cases"
-        );
     } else {
-        let _ = writeln!(text, "lrmoe saves nothing against these:");
-    }
-    for NoSaving { routing, model, ranks, rival, lrmoe_s, rival_s } in &report.no_saving {
         let _ = writeln!(
             text,
-            "- {routing}, {model}, {ranks} ranks: {} against {rival}'s {} ({})",
-            seconds(*lrmoe_s),
-            seconds(*rival_s),
-            percent(lrmoe_s / rival_s - 1.0)
+            "lrmoe in {compared} cases, against fixed, symi, eplb and llep where they fit: {} comparisons lost (-), {} even (=), \
+             all others won",
+            losses.len(),
+            ties.len()
         );
+    }
+    for found in losses {
+        let (ours, theirs) = (seconds(found.lrmoe_s), seconds(found.rival_s));
+        let _ = writeln!(text, "- {}: {ours}, {} {theirs}: {}", found.place(), found.rival, percent(found.over()));
+    }
+    ties.sort_by_key(|found| found.place());
+    for found in ties.chunk_by(|a, b| a.place() == b.place()) {
+        let rivals: Vec<&str> = found.iter().map(|found| found.rival.as_str()).collect();
+        let time = found.first().map_or(0.0, |found| found.lrmoe_s);
+        let _ = writeln!(text, "= {}: {}, as {}", found[0].place(), seconds(time), rivals.join(" and "));
+    }
+    for case in report.cases.iter().filter(|case| case.only_rivals_fit()) {
+        let _ = writeln!(text, "! {}: lrmoe does not fit, but a rival does", case.place());
     }
     report.uniform.iter().for_each(|check| text.push_str(&uniform(check)));
     text
