@@ -11,8 +11,8 @@
 //! each time on the placement that the step before chose. The last of these plans is reported: what the policy settles on if the
 //! routing stays as it is. Nothing is executed; times are those of the cost model, see [`lrmoe::plan`].
 //!
-//! A policy that does not fit the memory is reported with what it lacks and with the plan that it makes where the memory is
-//! just enough.
+//! A policy that does not fit the memory is reported with what it lacks, the smallest budget that would do, and the plan that it
+//! makes with all the memory it could use: its times are then what they would be, and its bytes show where it fails.
 //!
 //! # Output
 //! A table of all policies, with `--verbose` one of the ranks of each, and a chart of each rank's work before and after

@@ -16,8 +16,9 @@ const REFERENCE: &str = "fixed";
 /// Everything that is printed for people.
 pub(crate) fn tables(job: &Job, planned: &[Planned], verbose: bool) -> String {
     let mut text = format!("{}\n\n{}\n{}", introduction(job), times(planned), means(planned));
-    for planned in planned.iter().filter(|planned| planned.lacks.is_some()) {
-        text += &lack(planned);
+    if planned.iter().any(|planned| planned.lacks.is_some()) {
+        text += "\nWhat does not fit is shown with all the memory it could use:\n";
+        planned.iter().for_each(|planned| text += &lack(planned, verbose));
     }
     if verbose {
         for planned in planned {
@@ -127,14 +128,14 @@ fn means(planned: &[Planned]) -> Table {
     table
 }
 
-fn lack(planned: &Planned) -> String {
+fn lack(planned: &Planned, verbose: bool) -> String {
     let Some(lack) = &planned.lacks else { return String::new() };
+    let reason = if verbose { format!("; {}", lack.reason) } else { String::new() };
     format!(
-        "{} does not fit: {} missing, {} would do; the plan shown is the one with so much. {}\n",
+        "  {}: {} missing, {} a rank would do{reason}\n",
         planned.plan.policy,
         bytes(lack.missing),
-        bytes(lack.smallest),
-        lack.reason
+        bytes(lack.smallest)
     )
 }
 
