@@ -11,18 +11,29 @@ use lrmoe::plan::trace::{regroup, scaled};
 use lrmoe::plan::{Activations, ClusterSpec, Counts, Ownership, PlanOptions, Policy, Retention, Setup};
 use lrmoe::{Error, MoeConfig, Result};
 
-/// What both planning examples ask for. The groups of options that name files are read by [`SetupArgs::setup`].
+/// One model on one number of ranks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SetupArgs {
     /// Model: qwen3-30b-a3b, glm-4.5-air, or a Hugging Face config.json
     #[arg(long, value_name = "NAME|PATH", default_value = "qwen3-30b-a3b")]
     pub(crate) model: String,
-    /// Machine: 8xh100, 8xa100, a100-100g, 4x24gb-pcie, laptop, or a .json or .toml file
-    #[arg(long, value_name = "NAME|PATH", default_value = "8xh100")]
-    pub(crate) cluster: String,
     /// Ranks, one device each [default: those of the loads, else the machine's]
     #[arg(long, value_name = "N")]
     pub(crate) ranks: Option<usize>,
+    /// Scales the counts to so many tokens a rank on average [default: as they are]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    pub(crate) tokens: Option<u64>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// What both planning examples ask for: everything about a setup but the model and the number of ranks. The options that name files
+/// are read by [`MachineArgs::setup`].
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MachineArgs {
+    /// Machine: 8xh100, 8xa100, a100-100g, 4x24gb-pcie, laptop, or a .json or .toml file
+    #[arg(long, value_name = "NAME|PATH", default_value = "8xh100")]
+    pub(crate) cluster: String,
     /// Consecutive ranks with fast links between them [default: the machine's]
     #[arg(long, value_name = "N")]
     pub(crate) ranks_per_node: Option<usize>,
@@ -35,9 +46,6 @@ pub(crate) struct SetupArgs {
     /// Policies: all, or names with commas: lrmoe, fixed, fixed-waves, symi, symi-drop, eplb, eplb-hierarchical, llep
     #[arg(long, value_name = "all|LIST", default_value = "all")]
     pub(crate) policy: PolicyList,
-    /// Scales the counts to so many tokens a rank on average [default: as they are]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
-    pub(crate) tokens: Option<u64>,
     /// Where masters and moments live: they take device memory, or cross the host link
     #[arg(long, value_enum, default_value_t = Optimizer::Device)]
     pub(crate) optimizer: Optimizer,
@@ -135,7 +143,7 @@ impl fmt::Display for PolicyList {
     }
 }
 
-impl SetupArgs {
+impl MachineArgs {
     /// The machine that the options name, with as many ranks as its file or preset says and `--memory` applied.
     ///
     /// # Errors
@@ -157,19 +165,11 @@ impl SetupArgs {
         })
     }
 
-    /// Everything that stays the same from step to step, on so many ranks.
+    /// Everything that stays the same from step to step, for this model on so many ranks.
     ///
     /// # Errors
-    /// As [`SetupArgs::cluster`], [`model`] and [`Setup::validate`].
-    pub(crate) fn setup(&self, ranks: usize) -> Result<Setup> {
-        self.setup_of(model(&self.model)?, ranks)
-    }
-
-    /// As [`SetupArgs::setup`], for a model that was read already.
-    ///
-    /// # Errors
-    /// As [`SetupArgs::cluster`] and [`Setup::validate`].
-    pub(crate) fn setup_of(&self, config: MoeConfig, ranks: usize) -> Result<Setup> {
+    /// As [`MachineArgs::cluster`] and [`Setup::validate`].
+    pub(crate) fn setup(&self, config: MoeConfig, ranks: usize) -> Result<Setup> {
         let spec = self.cluster()?;
         let ranks_per_node = self.ranks_per_node.unwrap_or(spec.ranks_per_node);
         let mut setup = Setup::new(config, spec.with_ranks(ranks, ranks_per_node))?;
@@ -191,6 +191,17 @@ impl SetupArgs {
         };
         setup.validate()?;
         Ok(setup)
+    }
+
+}
+
+impl SetupArgs {
+    /// Everything that stays the same from step to step, on so many ranks.
+    ///
+    /// # Errors
+    /// As [`model`] and [`MachineArgs::setup`].
+    pub(crate) fn setup(&self, ranks: usize) -> Result<Setup> {
+        self.machine.setup(model(&self.model)?, ranks)
     }
 
     /// Counts as the setup needs them: on its number of ranks, with `--tokens` of its top-k pairs each.
