@@ -62,7 +62,6 @@ use lrmoe::Result;
 use cli::Options;
 use planning::loads::Loads;
 use planning::output::{note, say, write_file};
-use planning::setup;
 use settle::{Job, Planned};
 
 /// Exit code where no policy fits.
@@ -114,7 +113,7 @@ fn job(options: &Options) -> Result<Job> {
     let loads = Loads::read(&options.loads)?;
     let file = options.loads.display().to_string();
     let ranks = options.setup.ranks.unwrap_or(loads.counts.ranks());
-    let setup = options.setup.setup_of(setup::model(&options.setup.model)?, ranks)?;
+    let setup = options.setup.setup(ranks)?;
     let counts = options.setup.counts(&setup, &file, &loads.counts)?;
     if ranks != loads.counts.ranks() {
         note(&format!("note: {file} has {} ranks; its pairs are regrouped for {ranks}", loads.counts.ranks()));

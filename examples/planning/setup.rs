@@ -192,7 +192,6 @@ impl MachineArgs {
         setup.validate()?;
         Ok(setup)
     }
-
 }
 
 impl SetupArgs {
