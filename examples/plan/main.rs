@@ -88,13 +88,7 @@ fn main() -> ExitCode {
 /// Plans and prints; returns the exit code.
 fn run(options: &Options) -> Result<u8> {
     let job = job(options)?;
-    let planned: Vec<Planned> = options
-        .setup
-        .policy
-        .policies()?
-        .iter()
-        .map(|policy| settle::settle(policy.as_ref(), &job))
-        .collect::<Result<_>>()?;
+    let planned = plan_all(options, &job)?;
     if options.json {
         say(&object::list(&planned)?)?;
     } else {
@@ -105,7 +99,15 @@ fn run(options: &Options) -> Result<u8> {
         let wrote = format!("Chart: {}", path.display());
         if options.json { note(&wrote) } else { say(&wrote)? }
     }
-    Ok(if planned.iter().any(|planned| planned.lacks.is_none()) { 0 } else { NOTHING_FITS })
+    Ok(exit_code(&planned))
+}
+
+fn plan_all(options: &Options, job: &Job) -> Result<Vec<Planned>> {
+    options.setup.machine.policy.policies()?.iter().map(|policy| settle::settle(policy.as_ref(), job)).collect()
+}
+
+fn exit_code(planned: &[Planned]) -> u8 {
+    if planned.iter().any(|planned| planned.lacks.is_none()) { 0 } else { NOTHING_FITS }
 }
 
 /// Reads every file that the options name.
