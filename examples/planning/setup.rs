@@ -239,7 +239,7 @@ pub(crate) fn model(name: &str) -> Result<MoeConfig> {
         return Ok(config);
     }
     let path = Path::new(name);
-    if !path.extension().is_some_and(|ending| ending == "json") {
+    if path.extension().is_none_or(|ending| ending != "json") {
         let allowed = format!("{}, or the path of a config.json", MoeConfig::PRESETS.join(", "));
         return Err(Error::argument("--model", format!("`{name}`"), allowed));
     }
