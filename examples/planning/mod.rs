@@ -1,4 +1,4 @@
-//! What the planning examples share: reading loads, printing tables, drawing charts.
+//! What the planning examples share: options of the setup, reading loads, printing tables, drawing charts.
 #![allow(dead_code, reason = "each example, and the tests of the readers, use a part")]
 
 pub(crate) mod bars;
@@ -7,6 +7,8 @@ mod json;
 pub(crate) mod lines;
 pub(crate) mod loads;
 mod npy;
+pub(crate) mod output;
+pub(crate) mod setup;
 mod svg;
 pub(crate) mod table;
 mod tensors;
