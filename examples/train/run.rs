@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lrmoe::memory::MemoryReport;
-use lrmoe::plan::{Counts, TraceEntry};
+use lrmoe::plan::Counts;
+use lrmoe::plan::trace::TraceEntry;
 use lrmoe::{Backend, CpuBackend};
 use serde_json::{Value, json};
 

@@ -285,7 +285,8 @@ mod tests {
         let placed = new(&[&[2, 0], &[1]], &[2, 1]).unwrap();
         assert_eq!((placed.hosts(0), placed.find(0, 2), placed.find(1, 0)), ([0, 2].as_slice(), Some(1), None));
         assert_eq!(placed.iter().collect::<Vec<_>>(), [(0, 0), (0, 2), (1, 1)]);
-        let cases: [(&[&[u32]], &[u32], &str); 5] = [
+        type Case<'a> = (&'a [&'a [u32]], &'a [u32], &'a str);
+        let cases: [Case<'_>; 5] = [
             (&[&[], &[1]], &[0, 1], "expert 0"),
             (&[&[1, 1], &[0]], &[1, 0], "twice"),
             (&[&[3], &[0]], &[3, 0], "rank 3"),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use libtest_mimic::Trial;
-use lrmoe::plan::TraceReader;
+use lrmoe::plan::trace::TraceReader;
 use lrmoe::rng::Philox;
 
 use crate::corpus;

@@ -5,7 +5,7 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Completion, Trial};
-use lrmoe::plan::TraceReader;
+use lrmoe::plan::trace::TraceReader;
 use lrmoe::plan::trace::{regroup, scaled};
 
 use crate::corpus;

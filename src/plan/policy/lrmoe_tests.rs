@@ -4,7 +4,7 @@ use super::*;
 use crate::Error;
 use crate::config::MoeConfig;
 use crate::plan::cluster::Link;
-use crate::plan::{Activations, ClusterSpec, Limit, Retention};
+use crate::plan::{Activations, ClusterSpec, RankMemory, Retention};
 use crate::rng::Philox;
 
 /// A random whole number below `bound`, which is small.
@@ -138,7 +138,7 @@ fn tiny_budgets_are_refused_with_the_one_that_would_do() {
     for _ in 0..300 {
         let mut case = random_case(&mut rng, 24, 9);
         let need = plan(&case.setup, &case.counts, &case.placement).unwrap();
-        let most = need.memory.iter().map(|memory| memory.total()).max().unwrap();
+        let most = need.memory.iter().map(RankMemory::total).max().unwrap();
         case.setup.cluster.bytes_per_rank = most * (1 + below(&mut rng, 12) as u64) / 8;
         let plan_at = |case: &Case| plan(&case.setup, &case.counts, &case.placement);
         match plan_at(&case) {
@@ -164,7 +164,7 @@ fn more_memory_is_never_slower() {
     for _ in 0..200 {
         let mut case = random_case(&mut rng, 24, 9);
         let need = plan(&case.setup, &case.counts, &case.placement).unwrap();
-        let most = need.memory.iter().map(|memory| memory.total()).max().unwrap();
+        let most = need.memory.iter().map(RankMemory::total).max().unwrap();
         let mut last: Option<Plan> = None;
         for eighths in 1..=16 {
             case.setup.cluster.bytes_per_rank = most * eighths / 8;
@@ -239,7 +239,7 @@ fn renaming_renames() {
         assert_eq!(here.predicted, there.predicted);
         assert_eq!(here.next_s, there.next_s);
         let sorted = |plan: &Plan| {
-            let mut totals: Vec<u64> = plan.memory.iter().map(|memory| memory.total()).collect();
+            let mut totals: Vec<u64> = plan.memory.iter().map(RankMemory::total).collect();
             totals.sort_unstable();
             totals
         };
