@@ -357,6 +357,17 @@ impl<'a> CostModel<'a> {
         phase(now, self.gradient_bytes) + phase(next, self.weight_bytes)
     }
 
+    /// Seconds of moving the optimizer state of experts that change their home.
+    pub(crate) fn moving_s(&self, before: &Placement, after: &Placement) -> f64 {
+        let mut state = Transfers::new(self);
+        if after.ownership() == Ownership::Home {
+            for (&old, &new) in before.home().iter().zip(after.home()) {
+                state.add(old as usize, new as usize, self.state_bytes);
+            }
+        }
+        state.finish().seconds
+    }
+
     /// Replicas send gradients home and get weights from there; a copy made for this step alone gets them before it starts. A
     /// new home gets the whole state.
     fn home(&self, [before, now, next]: [&Placement; 3]) -> Moved {

@@ -193,17 +193,31 @@ impl<'a> Evaluator<'a> {
         })
     }
 
-    /// Predicted seconds of a step that starts and ends with a placement, had the ranks all the memory they could use.
-    pub(crate) fn unlimited_s(
-        &self,
-        placement: &Placement,
-        forward: &[u32],
-        backward: &[u32],
-        allowed: &[Activations],
-    ) -> Result<f64> {
-        let works = self.works(placement, forward, backward, allowed)?;
+    /// Predicted seconds of work that starts and ends with a placement, had the ranks all the memory they could use.
+    pub(crate) fn unlimited_s(&self, placement: &Placement, works: &[Work]) -> f64 {
         let time = |work| self.predict([placement; 3], work, [1, 1]).total_s();
-        Ok(works.iter().map(time).fold(f64::INFINITY, f64::min))
+        works.iter().map(time).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Checks that work on the first placement, the second one following, fits the ranks under some kind of activations.
+    ///
+    /// # Errors
+    /// [`Error::Infeasible`] for the kind that needs least.
+    pub(crate) fn require(&self, placements: [&Placement; 2], works: &[Work]) -> Result<()> {
+        let mut refused = None;
+        for work in works {
+            match self.room(placements, work) {
+                Ok(_) => return Ok(()),
+                Err(error @ Error::Infeasible { .. }) => refused = Some(least(refused, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Seconds of moving the optimizer state of experts that change their home.
+    pub(crate) fn moving_s(&self, before: &Placement, after: &Placement) -> f64 {
+        self.model.moving_s(before, after)
     }
 
     /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
@@ -232,7 +246,7 @@ impl<'a> Evaluator<'a> {
 }
 
 /// The refusal that the smaller budget would lift.
-fn least(first: Option<Error>, second: Error) -> Error {
+pub(crate) fn least(first: Option<Error>, second: Error) -> Error {
     match (first, second) {
         (Some(a @ Error::Infeasible { smallest: x, .. }), Error::Infeasible { smallest: y, .. }) if x <= y => a,
         (_, second) => second,

@@ -67,6 +67,8 @@ pub enum Limit {
     RankCapacity,
     /// Selecting the pairs would take more time than it saves; everything is retained.
     NoSaving,
+    /// What selecting needs to keep does not fit the budget, and everything does without; everything is retained.
+    NoRoom,
 }
 
 impl Limit {
@@ -79,6 +81,7 @@ impl Limit {
             Self::MaxFraction => "max_fraction",
             Self::RankCapacity => "rank_capacity",
             Self::NoSaving => "no_saving",
+            Self::NoRoom => "no_room",
         }
     }
 
@@ -90,6 +93,7 @@ impl Limit {
             Self::MaxFraction => 3,
             Self::RankCapacity => 4,
             Self::NoSaving => 5,
+            Self::NoRoom => 6,
         }
     }
 }

@@ -60,11 +60,13 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
         let explained = match retained.cmp(&requested) {
             Ordering::Less => limits.contains(&Limit::RankCapacity),
             Ordering::Equal => true,
-            Ordering::Greater => limits.contains(&Limit::Floor) || limits.contains(&Limit::NoSaving),
+            Ordering::Greater => {
+                [Limit::Floor, Limit::NoSaving, Limit::NoRoom].iter().any(|limit| limits.contains(limit))
+            }
         };
         if !explained {
             let allowed =
-                format!("the sum of quotas {retained}, unless floor or no_saving raised or rank_capacity lowered it");
+                format!("the sum of quotas {retained}, unless floor, no_saving or no_room raised or rank_capacity lowered it");
             return Err(Error::argument("plan.requested", requested, allowed));
         }
         if !predicted_eta.is_finite() || predicted_eta < 0.0 {
@@ -195,9 +197,9 @@ impl RetentionPlan {
         }
     }
 
-    /// The same request, answered with every pair because selecting takes more time than it saves.
-    pub(crate) fn not_worth_it(self) -> Self {
-        Self { quotas: self.counts.clone(), limits: vec![Limit::NoSaving], predicted_eta: 0.0, ..self }
+    /// The same request, answered with every pair for a reason that is named.
+    pub(crate) fn everything_after_all(self, limit: Limit) -> Self {
+        Self { quotas: self.counts.clone(), limits: vec![limit], predicted_eta: 0.0, ..self }
     }
 
     /// Pairs routed, over all experts.

@@ -43,7 +43,8 @@ pub struct Plan {
     pub predicted: Predicted,
     /// Placement of the next step.
     pub next: Placement,
-    /// Predicted seconds of a step that starts and ends there and brings the same pairs, where the policy foretells them.
+    /// Predicted seconds of a step that starts and ends there and brings the same pairs, where the policy foretells them; had ranks no
+    /// [limit](super::Limit::RankCapacity) but what is asked for.
     pub next_s: Option<f64>,
 }
 

@@ -2,11 +2,11 @@
 
 use super::search::Search;
 use super::{Decision, Input, Policy, shared};
-use crate::Result;
+use crate::{Error, Result};
 use crate::plan::canonical::Labels;
 use crate::plan::counts::Counts;
 use crate::plan::demand::Demand;
-use crate::plan::evaluate::{self, Evaluator, Settled, allowed};
+use crate::plan::evaluate::{self, Evaluator, Settled, Work, allowed};
 use crate::plan::mode::Ownership;
 use crate::plan::placement::Placement;
 use crate::plan::quota::Limit;
@@ -42,12 +42,18 @@ impl Lrmoe {
         let mut evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
         let forward = route::assign(&evaluator.forward, current, None)?;
         let mut backward = route::assign(&evaluator.backward, current, None)?;
+        let mut now = evaluator.works(current, &forward, &backward, &modes)?;
         if let Some(everything) = evaluator.keeping_everything() {
-            // Whatever the budget, so that more memory never changes what is retained.
-            let selected = evaluator.unlimited_s(current, &forward, &backward, &modes)?;
-            if everything.unlimited_s(current, &forward, &forward, &modes)? <= selected {
-                retained = retained.not_worth_it();
-                evaluator = everything;
+            let plain = everything.works(current, &forward, &forward, &modes)?;
+            // Whatever the budget, so that more memory never changes what is retained while both fit.
+            let saves_nothing = everything.unlimited_s(current, &plain) <= evaluator.unlimited_s(current, &now);
+            let limit = match saves_nothing {
+                true => Some(Limit::NoSaving),
+                false => needs_everything(&evaluator, &now, &everything, &plain, current)?,
+            };
+            if let Some(limit) = limit {
+                retained = retained.everything_after_all(limit);
+                (evaluator, now) = (everything, plain);
                 backward.clone_from(&forward);
             }
         }
@@ -63,8 +69,7 @@ impl Lrmoe {
             instances: self.instances,
             modes: &modes,
         };
-        let now = evaluator.works(current, &forward, &backward, &modes)?;
-        let (next, next_s) = search.best(&now)?;
+        let (next, next_s) = search.best(&evaluator, &now)?;
         let decision = Decision {
             retained,
             dropped: None,
@@ -85,10 +90,12 @@ impl Policy for Lrmoe {
         "lrmoe"
     }
 
-    /// Runs of experts, one instance each. Where the setup leaves the owner of the optimizer state open, it is the one that
-    /// makes the first step's plan cheaper.
+    /// Runs of experts, one instance each. Where the setup leaves the owner of the optimizer state open, it is the one under which the
+    /// step after the first is foretold to be faster.
     fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
+        setup.validate()?;
         let (experts, ranks) = (setup.config.num_experts, setup.cluster.ranks);
+        counts.check(ranks, experts)?;
         let start = |ownership| Placement::contiguous(experts, ranks, ownership);
         if let Some(ownership) = setup.ownership {
             return start(ownership);
@@ -98,14 +105,15 @@ impl Policy for Lrmoe {
         for ownership in [Ownership::Home, Ownership::Sharded] {
             let placement = start(ownership)?;
             let input = Input { step: 0, counts, demand: None, placement: &placement };
-            match self.settle(setup, &input) {
-                Ok(settled) => {
-                    let total = settled.outcome.predicted.total_s();
-                    if best.as_ref().is_none_or(|(least, _)| total < *least) {
-                        best = Some((total, placement));
+            match self.decide(setup, &input) {
+                Ok(decision) => {
+                    let time = decision.next_s.unwrap_or(f64::INFINITY);
+                    if best.as_ref().is_none_or(|(least, _)| time < *least) {
+                        best = Some((time, placement));
                     }
                 }
-                Err(error) => refused = Some(error),
+                Err(error @ Error::Infeasible { .. }) => refused = Some(evaluate::least(refused, error)),
+                Err(error) => return Err(error),
             }
         }
         match (best, refused) {
@@ -132,6 +140,24 @@ impl Policy for Lrmoe {
         outcome.loads = canonical.labels.ranks.iter().map(|&r| outcome.loads[r as usize]).collect();
         let evaluator = evaluator.renamed(&back)?;
         Settled { decision: canonical.restore(decision)?, evaluator, outcome }.into_plan(self.name())
+    }
+}
+
+/// [`Limit::NoRoom`] where only a step that keeps everything fits.
+fn needs_everything(
+    selecting: &Evaluator<'_>,
+    now: &[Work],
+    everything: &Evaluator<'_>,
+    plain: &[Work],
+    current: &Placement,
+) -> Result<Option<Limit>> {
+    match selecting.require([current; 2], now) {
+        Ok(()) => Ok(None),
+        Err(refused @ Error::Infeasible { .. }) => match everything.require([current; 2], plain) {
+            Ok(()) => Ok(Some(Limit::NoRoom)),
+            Err(error) => Err(evaluate::least(Some(refused), error)),
+        },
+        Err(error) => Err(error),
     }
 }
 

@@ -64,7 +64,8 @@ pub struct Decision {
     pub waves: bool,
     /// Placement of the next step.
     pub next: Placement,
-    /// Predicted seconds of a step that starts and ends there and brings the same pairs, if the policy foretold them.
+    /// Predicted seconds of a step that starts and ends there and brings the same pairs, if the policy foretells them; see
+    /// [`Plan::next_s`].
     pub next_s: Option<f64>,
 }
 

@@ -11,6 +11,8 @@ use crate::{Error, Result};
 
 /// Placements up to this many are all tried.
 const EXHAUSTIVE: u64 = 1_000;
+/// Steps that a change of homes has to pay for itself in.
+const HORIZON: f64 = 64.0;
 
 /// The next step is taken to bring the pairs of this one. The candidates follow from these pairs alone, never from the budget, so
 /// that more memory can only add to those that fit.
@@ -23,20 +25,25 @@ pub(crate) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The placement with the least predicted time among those that fit, this step's work on the current one included, and this
-    /// time; the current one unless another beats it.
-    pub(crate) fn best(&self, now: &[Work]) -> Result<(Placement, Option<f64>)> {
+    /// The placement with the least predicted time among those that fit, and this time; the current one unless another beats it.
+    /// `step` and `now` are this step's work on the current one, which must leave room for the next.
+    ///
+    /// Moving homes takes time once; it counts as if spread over [`HORIZON`] steps.
+    pub(crate) fn best(&self, step: &Evaluator<'_>, now: &[Work]) -> Result<(Placement, Option<f64>)> {
         let mut best = None;
         if self.instances.is_none_or(|n| n == self.current.instances()) {
             best = self.drafted(self.current.clone())?;
         }
         for candidate in self.candidates()? {
             let Some((time, candidate)) = self.drafted(candidate)? else { continue };
+            let time = time + self.evaluator.moving_s(self.current, &candidate) / HORIZON;
             if best.as_ref().is_some_and(|(least, _)| time >= *least) {
                 continue;
             }
-            if self.reachable(&candidate, now)? {
-                best = Some((time, candidate));
+            match step.require([self.current, &candidate], now) {
+                Ok(()) => best = Some((time, candidate)),
+                Err(Error::Infeasible { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         // Where nothing fits, the plan of this step says what is missing.
@@ -58,18 +65,6 @@ impl Search<'_> {
         }
     }
 
-    /// Whether this step still fits while its ranks make room for a placement.
-    fn reachable(&self, next: &Placement, now: &[Work]) -> Result<bool> {
-        for work in now {
-            match self.evaluator.room([self.current, next], work) {
-                Ok(_) => return Ok(true),
-                Err(Error::Infeasible { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
-    }
-
     fn candidates(&self) -> Result<Vec<Placement>> {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         if self.instances.is_none()
@@ -85,9 +80,14 @@ impl Search<'_> {
         let work = self.work();
         let mut replicas = Replicas::new(&work, ranks);
         let mut candidates = Vec::with_capacity(extras.len());
+        let pinned = self.current.ownership() == Ownership::Home;
         for extra in extras {
             replicas.grow(experts + extra);
-            candidates.push(self.pack(&work, &replicas.held));
+            candidates.push(self.pack(&work, &replicas.held, pinned));
+            // Homes elsewhere are tried where no replica could do instead, and where the number is given.
+            if pinned && (extra == 0 || self.instances.is_some()) {
+                candidates.push(self.pack(&work, &replicas.held, false));
+            }
         }
         Ok(candidates)
     }
@@ -104,8 +104,8 @@ impl Search<'_> {
     }
 
     /// Places instances, the longest work first, on the rank with least work that has room and no copy; of such ranks, one where
-    /// the expert is already.
-    fn pack(&self, work: &[u64], held: &[u32]) -> Placement {
+    /// the expert is already. Where homes are `pinned`, every expert keeps an instance at its own.
+    fn pack(&self, work: &[u64], held: &[u32], pinned: bool) -> Placement {
         let (experts, ranks) = (self.current.experts(), self.current.ranks());
         let mut offsets = Vec::with_capacity(experts + 1);
         offsets.push(0);
@@ -115,7 +115,6 @@ impl Search<'_> {
         });
         let instances = offsets[experts] as usize;
         let mut home = self.current.home().to_vec();
-        let pinned = self.current.ownership() == Ownership::Home;
         let share = |e: usize| work[e] / u64::from(held[e]);
         let mut hosts = vec![0; instances];
         let mut load = vec![0; ranks];
@@ -152,7 +151,7 @@ impl Search<'_> {
 fn extras(experts: usize, ranks: usize) -> Vec<usize> {
     // The last slots that E leaves open are free of cost for the busiest rank's memory.
     let open = experts.div_ceil(ranks) * ranks - experts;
-    let mut extras = vec![0, ranks.div_ceil(4), ranks.div_ceil(2), ranks, 2 * ranks];
+    let mut extras = vec![0, ranks.div_ceil(4), ranks.div_ceil(2), ranks, 2 * ranks, 4 * ranks];
     extras.extend([open, open + ranks]);
     extras.sort_unstable();
     extras.dedup();
@@ -246,34 +245,28 @@ impl Packing {
     }
 }
 
-/// Every placement of these experts, homes kept where they are pinned, if there are at most `limit`.
+/// Every placement of these experts, if there are at most `limit`. Homes stay where the expert does.
 fn every_placement(current: &Placement, limit: u64) -> Result<Option<Vec<Placement>>> {
     let (experts, ranks) = (current.experts(), current.ranks());
-    let pinned = current.ownership() == Ownership::Home;
     if ranks > 10 {
         return Ok(None);
     }
-    // A pinned home leaves the other ranks to choose from, none of them being a choice too.
-    let free = if pinned { ranks - 1 } else { ranks };
-    let choices = (1_u64 << free) - u64::from(!pinned);
+    let choices = (1_u64 << ranks) - 1;
     let Some(count) = u32::try_from(experts).ok().and_then(|e| choices.checked_pow(e)).filter(|n| *n <= limit) else {
         return Ok(None);
     };
     let place = |index: u64| {
         let mut rest = index;
-        let mut homes = Vec::with_capacity(experts);
-        let hosts: Vec<Vec<u32>> = (0..experts)
-            .map(|e| {
-                let choice = rest % choices;
+        let mut homes = current.home().to_vec();
+        let hosts: Vec<Vec<u32>> = homes
+            .iter_mut()
+            .map(|home| {
+                let subset = rest % choices + 1;
                 rest /= choices;
-                let home = current.home()[e];
-                let others = (0..ranks as u32).filter(|&r| !pinned || r != home).enumerate();
-                let subset = if pinned { choice } else { choice + 1 };
-                let mut own: Vec<u32> = others.filter(|(bit, _)| subset >> bit & 1 == 1).map(|(_, r)| r).collect();
-                if pinned {
-                    own.push(home);
+                let own: Vec<u32> = (0..ranks as u32).filter(|rank| subset >> rank & 1 == 1).collect();
+                if !own.contains(home) {
+                    *home = own[0];
                 }
-                homes.push(if own.contains(&home) { home } else { own[0] });
                 own
             })
             .collect();
