@@ -161,7 +161,7 @@ fn shards_and_homes() {
     }
 }
 
-/// The exchange of one wave, added up by hand: H 32, bf16 rows, f32 returns.
+/// The exchange of one wave, added up by hand: H 32, bf16 rows both ways.
 #[test]
 fn exchange_of_a_wave() {
     let setup = small(4, 1 << 30);
@@ -180,17 +180,17 @@ fn exchange_of_a_wave() {
         let some = buffers.iter().filter(|b| b.span == span && b.category == Category::Exchange);
         some.map(|b| b.bytes).sum()
     };
-    let (row, ret, counts, keys) = (32 * 2, 32 * 4, 4 * 8 * 4, 8 * 256 * 4);
+    let (row, counts, keys) = (32 * 2, 4 * 8 * 4, 8 * 256 * 4);
     for activations in Activations::ALL {
         let stash = activations == Activations::Stash;
         for wave in [64_u64, 400, 800, 5000] {
             let (sent, computed) = (wave.min(1000), wave.min(700));
             // Out: row, index, weight; back: row, norm.
-            let want = (sent + computed) * (row + 8 + ret + 4) + counts;
+            let want = (sent + computed) * (row + 8 + row + 4) + counts;
             assert_eq!(exchange(activations, Span::Forward, wave), want);
             let (sent, computed) = (wave.min(450), wave.min(300));
             let extra = if stash { 4 } else { row };
-            let out = (sent + computed) * (row + 8 + extra + ret);
+            let out = (sent + computed) * (row + 8 + extra + row);
             let want = out + 4 * sent + 4 * 450 + counts + keys + 9 * 4;
             assert_eq!(exchange(activations, Span::Backward, wave), want);
         }

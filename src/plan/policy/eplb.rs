@@ -44,9 +44,9 @@ impl Policy for Eplb {
     /// What the policy makes of equal loads.
     fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
         let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
-        counts.check(ranks, experts)?;
-        let slots = shared::start_slots(setup, self.slots_per_rank)?;
-        let before = Placement::contiguous(experts, ranks, setup.ownership.unwrap_or(Ownership::Home))?;
+        let ownership = setup.ownership.unwrap_or(Ownership::Home);
+        let slots = shared::start_slots(setup, counts, ownership, self.slots_per_rank)?;
+        let before = Placement::contiguous(experts, ranks, ownership)?;
         self.place(setup, &vec![1.0; experts], slots, &before)
     }
 

@@ -2,7 +2,11 @@
 
 use super::{Decision, Input};
 use crate::plan::apportion::apportion;
+use crate::plan::buffers::RankLoad;
 use crate::plan::counts::Counts;
+use crate::plan::evaluate::allowed;
+use crate::plan::memory::MemoryModel;
+use crate::plan::mode::Ownership;
 use crate::plan::options::PlanOptions;
 use crate::plan::placement::Placement;
 use crate::plan::retained::{RetentionPlan, plan_one_rank};
@@ -63,18 +67,26 @@ pub(super) fn even_split(placement: &Placement, pairs: &[u32]) -> Vec<u32> {
 
 /// Slots of the whole cluster when training starts: R times the expert slots of a rank.
 ///
-/// Unless asked for, a rank has `2 ceil(E / R)`, but no more than its budget holds weights and gradients for in every layer,
-/// and never less than the `ceil(E / R)` that the experts take.
-pub(super) fn start_slots(setup: &Setup, slots_per_rank: Option<usize>) -> Result<usize> {
+/// Unless asked for, a rank has the most of `2 ceil(E / R)` slots with which it could still compute twice its mean of the first step's
+/// pairs within the budget, and never less than the `ceil(E / R)` that the experts take.
+pub(super) fn start_slots(
+    setup: &Setup,
+    counts: &Counts,
+    ownership: Ownership,
+    slots_per_rank: Option<usize>,
+) -> Result<usize> {
     setup.validate()?;
     let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
+    counts.check(ranks, experts)?;
     let least = experts.div_ceil(ranks);
     let slots_per_rank = match slots_per_rank {
         Some(slots) => slots,
         None => {
-            let bytes = setup.weight_bytes()?.saturating_add(setup.gradient_bytes()?);
-            let held = setup.cluster.budget() / bytes.saturating_mul(setup.layers as u64).max(1);
-            usize::try_from(held).unwrap_or(usize::MAX).clamp(least, 2 * least)
+            let mut most = 2 * least;
+            while most > least && !slots_fit(setup, counts, ownership, most)? {
+                most -= 1;
+            }
+            most
         }
     };
     match slots_per_rank.checked_mul(ranks).filter(|&slots| u32::try_from(slots).is_ok()) {
@@ -84,6 +96,32 @@ pub(super) fn start_slots(setup: &Setup, slots_per_rank: Option<usize>) -> Resul
             Err(Error::argument("slots_per_rank", slots_per_rank, allowed))
         }
     }
+}
+
+/// Whether a rank with so many slots fits twice its mean of the pairs, all kept.
+fn slots_fit(setup: &Setup, counts: &Counts, ownership: Ownership, slots: usize) -> Result<bool> {
+    let (ranks, experts) = (setup.cluster.ranks as u64, setup.config.num_experts as u64);
+    let setup = Setup { options: PlanOptions { retention: Retention::Fraction(1.0), ..setup.options }, ..setup.clone() };
+    let source = counts.per_rank().iter().copied().max().unwrap_or(0);
+    let rows = (2 * counts.total()).div_ceil(ranks);
+    let held = (slots as u64).min(experts);
+    let owned = experts.div_ceil(ranks).min(held);
+    let load = RankLoad {
+        tokens: setup.tokens(source),
+        pairs: source,
+        owned,
+        replicas: held - owned,
+        forward_rows: rows,
+        backward_rows: rows,
+        retained: source,
+        drops: false,
+    };
+    for activations in allowed(&setup, None) {
+        if MemoryModel::new(&setup, ownership, activations)?.rank(&load, rows.max(source))?.fits() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Slots of the whole cluster by a placement that a policy made earlier.

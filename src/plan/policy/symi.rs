@@ -44,9 +44,10 @@ impl Policy for Symi {
     /// first ones.
     fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
         let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
-        counts.check(ranks, experts)?;
-        let slots = symi_counts(&vec![0.0; experts], shared::start_slots(setup, self.slots_per_rank)?)?;
-        let before = Placement::contiguous(experts, ranks, setup.ownership.unwrap_or(Ownership::Sharded))?;
+        let ownership = setup.ownership.unwrap_or(Ownership::Sharded);
+        let slots = shared::start_slots(setup, counts, ownership, self.slots_per_rank)?;
+        let slots = symi_counts(&vec![0.0; experts], slots)?;
+        let before = Placement::contiguous(experts, ranks, ownership)?;
         lay_out(&slots, &before)
     }
 
