@@ -78,7 +78,7 @@ fn run(options: &Options, write: &dyn Fn(&str) -> Result<()>) -> Result<()> {
                 let case = cases::case(options, routing, model, ranks)?;
                 if report.cases.is_empty() {
                     print(&format!(
-                        "{}\n{}; retention {}\n",
+                        "{}\n{}; retention {}",
                         tables::LEGEND,
                         options.extra_steps.describe(),
                         report.retention
@@ -89,13 +89,13 @@ fn run(options: &Options, write: &dyn Fn(&str) -> Result<()>) -> Result<()> {
                     report.uniform.push(check);
                 }
                 let found = CaseReport::new(&case, &policies, |policy| options.extra_steps.of(policy))?;
-                print(&format!("{}\n", tables::case(&found)))?;
+                print(&format!("\n{}", tables::case(&found)))?;
                 report.no_saving.extend(found.no_saving());
                 report.cases.push(found);
             }
         }
     }
-    print(&tables::verdict(&report))?;
+    print(&format!("\n{}", tables::verdict(&report)))?;
     draw(options, &report)?;
     write_json(options, report, write)
 }
