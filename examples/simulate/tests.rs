@@ -287,8 +287,8 @@ fn a_trace_runs_from_file_to_report_and_charts() {
     crate::run(&clap::Parser::parse_from(arguments), &print).unwrap();
     let printed = printed.into_inner();
     assert_eq!(
-        (printed.matches("small layer 3").count(), printed.matches("\nuniform routing").count()),
-        (4, 4),
+        (printed.matches(" on one node").count(), printed.matches("\nuniform routing").count()),
+        (8, 4),
         "{printed}"
     );
     let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
