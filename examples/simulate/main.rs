@@ -50,7 +50,7 @@ const UNIFORM_STEPS: u64 = 20;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match run(&options) {
+    match run(&options, &say) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             note(&format!("error: {error}"));
@@ -60,12 +60,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything, with each table printed as soon as it is there.
-fn run(options: &Options) -> Result<()> {
-    let print = |text: &str| if options.json_only() { Ok(()) } else { say(text) };
+/// Everything, with each table written as soon as it is there.
+fn run(options: &Options, write: &dyn Fn(&str) -> Result<()>) -> Result<()> {
+    let print = |text: &str| if options.json_only() { Ok(()) } else { write(text) };
     let routings = cases::routings(options)?;
     let policies = options.machine.policy.policies()?;
-    print(&format!("{}\n{}; retention {}\n", tables::LEGEND, options.extra_steps.describe(), options.machine.retain))?;
     let mut report = Report {
         retention: options.machine.retain.to_string(),
         seed: options.seed,
@@ -77,20 +76,28 @@ fn run(options: &Options) -> Result<()> {
         for &ranks in &options.ranks {
             for (i, routing) in routings.iter().enumerate() {
                 let case = cases::case(options, routing, model, ranks)?;
+                if report.cases.is_empty() {
+                    print(&format!(
+                        "{}\n{}; retention {}",
+                        tables::LEGEND,
+                        options.extra_steps.describe(),
+                        report.retention
+                    ))?;
+                }
                 if i == 0 {
                     let check = Uniform::new(model, &case.setup, options.tokens_per_rank, options.seed, UNIFORM_STEPS)?;
                     report.uniform.push(check);
                 }
                 let found = CaseReport::new(&case, &policies, |policy| options.extra_steps.of(policy))?;
-                print(&format!("{}\n", tables::case(&found)))?;
+                print(&format!("\n{}", tables::case(&found)))?;
                 report.no_saving.extend(found.no_saving());
                 report.cases.push(found);
             }
         }
     }
-    print(&tables::verdict(&report))?;
+    print(&format!("\n{}", tables::verdict(&report)))?;
     draw(options, &report)?;
-    write_json(options, report)
+    write_json(options, report, write)
 }
 
 /// `--svg`.
@@ -110,8 +117,8 @@ fn draw(options: &Options, report: &Report) -> Result<()> {
 }
 
 /// `--json`.
-fn write_json(options: &Options, report: Report) -> Result<()> {
+fn write_json(options: &Options, report: Report, write: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let Some(path) = &options.json else { return Ok(()) };
     let text = report.json(options.series)?;
-    if options.json_only() { say(&text) } else { write_file(path, &text) }
+    if options.json_only() { write(&text) } else { write_file(path, &text) }
 }

@@ -40,7 +40,7 @@ waves: the most of any pass. dropped: pairs that not even forward computed. plan
 pub(crate) fn case(case: &CaseReport) -> String {
     let nodes = case.ranks.div_ceil(case.ranks_per_node);
     let mut text = format!(
-        "{}, {}: {} ranks on {}, E {}, k {}, {} pairs a step, {} layers in {} a rank\n",
+        "{}, {}: {} ranks on {}, E {}, k {}, {} pairs a step; MoE layers in {} a rank: {}\n",
         case.routing,
         case.model,
         case.ranks,
@@ -48,8 +48,8 @@ pub(crate) fn case(case: &CaseReport) -> String {
         case.experts,
         case.top_k,
         whole(case.pairs_per_step.round() as u64),
-        case.layers,
         bytes(case.budget_bytes),
+        case.layers,
     );
     for note in &case.notes {
         let _ = writeln!(text, "note: {note}");
