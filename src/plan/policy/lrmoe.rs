@@ -63,9 +63,13 @@ impl Lrmoe {
             false => Vec::new(),
         };
         let asked = if wanted.is_empty() { None } else { Some(evaluator.with_quotas(&wanted)?) };
+        // In thousandths: smoothed loads are no whole numbers.
+        let thousandths = |load: &f64| (load * 1e3) as u64;
+        let earlier: Option<Vec<u64>> = input.demand.map(|d| d.parts().load.iter().map(thousandths).collect());
         let search = Search {
             evaluator: asked.as_ref().unwrap_or(&evaluator),
             current,
+            earlier: earlier.as_deref(),
             instances: self.instances,
             modes: &modes,
         };

@@ -4,6 +4,8 @@ use super::*;
 use crate::Error;
 use crate::config::MoeConfig;
 use crate::plan::cluster::Link;
+use crate::plan::policy::Eplb;
+use crate::plan::workload::{Batch, Workload};
 use crate::plan::{Activations, ClusterSpec, RankMemory, Retention};
 use crate::rng::Philox;
 
@@ -336,6 +338,42 @@ fn plans_read_back_from_what_they_write() {
             broken.forward[0].pairs = route.pairs + 1;
             assert_ne!(broken.hash(), plan.hash());
             assert!(serde_json::from_str::<Plan>(&serde_json::to_string(&broken).unwrap()).is_err());
+        }
+    }
+}
+
+/// At the same number of instances, made for the same pairs, on a cluster where nothing but arithmetic takes time.
+#[test]
+fn busiest_rank_is_never_worse_than_eplb() {
+    let skewed =
+        [Workload::HotSet, Workload::HotRank, Workload::SpreadHot, Workload::Rotating, Workload::Burst, Workload::Drifting];
+    for (experts, ranks, top_k, tokens_per_rank) in [(32, 8, 4, 512), (128, 16, 8, 512), (128, 64, 8, 128)] {
+        for (&workload, ownership) in Workload::ALL.iter().flat_map(|w| Ownership::ALL.map(|o| (w, o))) {
+            let mut setup = setup(experts, top_k, ranks, 8);
+            let fast = Link { bytes_per_s: 1e30, latency_s: 0.0 };
+            setup.cluster = ClusterSpec { copy_bytes_per_s: 1e30, intra: fast, inter: fast, ..setup.cluster };
+            setup.options.retention = Retention::Fraction(1.0);
+            setup.ownership = Some(ownership);
+            let mut better = 0;
+            for seed in 1..=3 {
+                let batch = Batch { ranks, experts, top_k, tokens_per_rank };
+                let counts = workload.counts(&batch, seed, 30).unwrap();
+                let settled = |policy: &dyn Policy| {
+                    let mut placement = policy.start(&setup, &counts).unwrap();
+                    let input = Input { step: 0, counts: &counts, demand: None, placement: &placement };
+                    placement = policy.plan(&setup, &input).unwrap().next;
+                    let input = Input { step: 1, counts: &counts, demand: None, placement: &placement };
+                    policy.plan(&setup, &input).unwrap()
+                };
+                let rival = settled(&Eplb::default());
+                let ours = settled(&Lrmoe::new(Some(rival.placement.instances())));
+                assert_eq!(ours.placement.instances(), rival.placement.instances());
+                let busiest = |plan: &Plan| plan.forward_rows().into_iter().max();
+                let says = format!("{workload} {ownership:?} {experts} x {ranks}, seed {seed}");
+                assert!(busiest(&ours) <= busiest(&rival), "{says}: {ours}\n{rival}");
+                better += usize::from(busiest(&ours) < busiest(&rival));
+            }
+            assert!(!skewed.contains(&workload) || better > 0, "{workload} {ownership:?} {experts} x {ranks}");
         }
     }
 }

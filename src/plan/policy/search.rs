@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use super::eplb::{EplbGroups, eplb_map};
 use crate::plan::evaluate::{Evaluator, Outcome, Work};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
@@ -20,6 +21,8 @@ const HORIZON: f64 = 64.0;
 pub(crate) struct Search<'a> {
     pub(crate) evaluator: &'a Evaluator<'a>,
     pub(crate) current: &'a Placement,
+    /// Pairs of each expert in earlier steps, if they are known.
+    pub(crate) earlier: Option<&'a [u64]>,
     pub(crate) instances: Option<usize>,
     pub(crate) modes: &'a [Activations],
 }
@@ -79,17 +82,37 @@ impl Search<'_> {
         };
         let work = self.work();
         let mut replicas = Replicas::new(&work, ranks);
-        let mut candidates = Vec::with_capacity(extras.len());
+        let mut candidates = Vec::with_capacity(extras.len() + 2);
         let pinned = self.current.ownership() == Ownership::Home;
         for extra in extras {
             replicas.grow(experts + extra);
             candidates.push(self.pack(&work, &replicas.held, pinned));
-            // Homes elsewhere are tried where no replica could do instead, and where the number is given.
-            if pinned && (extra == 0 || self.instances.is_some()) {
+        }
+        if self.instances.is_some() {
+            if pinned {
                 candidates.push(self.pack(&work, &replicas.held, false));
             }
+            candidates.push(self.balanced(&work, replicas.total)?);
+        } else if pinned && let Some(earlier) = self.earlier {
+            // Homes are moved for what lasts: they are chosen by the steps before and judged by this one.
+            candidates.push(self.pack(earlier, &vec![1; experts], false));
         }
         Ok(candidates)
+    }
+
+    /// EPLB's placement of as many instances, so that no number of them is spent worse.
+    fn balanced(&self, work: &[u64], instances: usize) -> Result<Placement> {
+        let ranks = self.current.ranks();
+        let load: Vec<f64> = work.iter().map(|&work| work as f64).collect();
+        let map = eplb_map(&load, instances, ranks, EplbGroups::GLOBAL)?;
+        let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); work.len()];
+        for (rank, held) in (0_u32..).zip(&map) {
+            held.iter().for_each(|&e| hosts[e as usize].push(rank));
+        }
+        hosts.iter_mut().for_each(Vec::dedup);
+        let home = self.current.home().iter().zip(&hosts);
+        let home = home.map(|(home, own)| if own.contains(home) { *home } else { own[0] }).collect();
+        Placement::new(ranks, &hosts, home, self.current.ownership())
     }
 
     /// Work of each expert: forward and backward passes of its pairs, in thirds of a forward pass.

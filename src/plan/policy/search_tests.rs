@@ -68,7 +68,7 @@ fn small_layers_get_the_best_placement() {
             let (setup, counts, current) = problem(&mut rng, experts, ranks, ownership);
             let evaluator = Evaluator::new(&setup, counts.clone(), &quotas(&counts), true).unwrap();
             let modes = allowed(&setup, None);
-            let search = Search { evaluator: &evaluator, current: &current, instances: None, modes: &modes };
+            let search = Search { evaluator: &evaluator, current: &current, earlier: None, instances: None, modes: &modes };
             let (_, time) = search.best(&evaluator, &now(&search)).unwrap();
             let best = least(&search, EXHAUSTIVE).unwrap();
             assert!(time.unwrap() <= best, "{experts} x {ranks}: {time:?} {best}");
@@ -92,7 +92,7 @@ fn ratio_to_the_best_placement() {
                 let evaluator = Evaluator::new(&setup, counts.clone(), &quotas(&counts), true).unwrap();
                 let modes = allowed(&setup, None);
                 let instances = few.then(|| experts + 1 + rng.next_u32() as usize % 2);
-                let search = Search { evaluator: &evaluator, current: &current, instances, modes: &modes };
+                let search = Search { evaluator: &evaluator, current: &current, earlier: None, instances, modes: &modes };
                 assert!(every_placement(&current, EXHAUSTIVE).unwrap().is_none());
                 let (_, time) = search.best(&evaluator, &now(&search)).unwrap();
                 ratios.push(time.unwrap() / least(&search, 10_000).unwrap());
