@@ -48,7 +48,7 @@ pub(crate) struct Work {
     activations: Activations,
     capacity: Vec<u32>,
     out: Rc<RankWork>,
-    back: RankWork,
+    back: Rc<RankWork>,
 }
 
 /// What the ranks need for it.
@@ -138,14 +138,19 @@ impl<'a> Evaluator<'a> {
             Ok(RankWork::new(placement, loads, route::traffic(sources, placement, loads)?))
         };
         let out = Rc::new(of(&self.forward, forward)?);
-        let work = |&activations: &Activations| {
+        let mut works: Vec<Work> = Vec::with_capacity(allowed.len());
+        for &activations in allowed {
             let capacity = match activations {
                 Activations::Recompute => backward.to_vec(),
                 Activations::Stash => stashed(placement, forward, self.backward.counts().per_expert()),
             };
-            Ok(Work { activations, out: Rc::clone(&out), back: of(&self.backward, &capacity)?, capacity })
-        };
-        allowed.iter().map(work).collect()
+            let back = match works.iter().find(|work| work.capacity == capacity) {
+                Some(same) => Rc::clone(&same.back),
+                None => Rc::new(of(&self.backward, &capacity)?),
+            };
+            works.push(Work { activations, out: Rc::clone(&out), back, capacity });
+        }
+        Ok(works)
     }
 
     /// Memory of each rank for work on the first placement, the second one following, and pairs of a wave such that it fits.

@@ -59,6 +59,6 @@ pub use quota::{Limit, QuotaOptions, Quotas};
 pub use retained::{RetentionPlan, plan_one_rank, plan_within, rank_capacity};
 pub use retention::Retention;
 pub use setup::Setup;
-pub use value::Plan;
 pub use trace::{TraceEntry, TraceReader};
+pub use value::Plan;
 pub use workload::Workload;

@@ -65,8 +65,9 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
             }
         };
         if !explained {
-            let allowed =
-                format!("the sum of quotas {retained}, unless floor, no_saving or no_room raised or rank_capacity lowered it");
+            let allowed = format!(
+                "the sum of quotas {retained}, unless floor, no_saving or no_room raised or rank_capacity lowered it"
+            );
             return Err(Error::argument("plan.requested", requested, allowed));
         }
         if !predicted_eta.is_finite() || predicted_eta < 0.0 {

@@ -1,19 +1,19 @@
 //! LRMoE: exact forward, scheduled backward, ALGORITHM sections 4 to 6.
 
-use super::search::Search;
+use super::search::{Search, WHOLE_LADDER};
 use super::{Decision, Input, Policy, shared};
-use crate::{Error, Result};
 use crate::plan::canonical::Labels;
 use crate::plan::counts::Counts;
 use crate::plan::demand::Demand;
 use crate::plan::evaluate::{self, Evaluator, Settled, Work, allowed};
-use crate::plan::mode::Ownership;
+use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
 use crate::plan::quota::Limit;
 use crate::plan::retained::{RetentionPlan, plan_one_rank, plan_within};
 use crate::plan::route;
 use crate::plan::setup::Setup;
 use crate::plan::value::Plan;
+use crate::{Error, Result};
 
 /// This project's policy: quotas within rank capacities, the busiest rank minimised exactly, placement for the next step searched
 /// among candidates that do not depend on the budget.
@@ -41,7 +41,7 @@ impl Lrmoe {
         let mut retained = plan_within(input.counts.per_expert(), input.demand, &setup.options, current)?;
         let mut evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
         let forward = route::assign(&evaluator.forward, current, None)?;
-        let mut backward = route::assign(&evaluator.backward, current, None)?;
+        let mut backward = route::assign_draft(&evaluator.backward, current)?;
         let mut now = evaluator.works(current, &forward, &backward, &modes)?;
         if let Some(everything) = evaluator.keeping_everything() {
             let plain = everything.works(current, &forward, &forward, &modes)?;
@@ -71,6 +71,7 @@ impl Lrmoe {
             current,
             earlier: earlier.as_deref(),
             instances: self.instances,
+            whole_ladder: input.step.is_multiple_of(WHOLE_LADDER),
             modes: &modes,
         };
         let (next, next_s) = search.best(&evaluator, &now)?;
@@ -85,7 +86,13 @@ impl Lrmoe {
             next,
             next_s,
         };
-        evaluate::settle_with(evaluator, input, decision)
+        let mut settled = evaluate::settle_with(evaluator, input, decision)?;
+        if settled.outcome.activations == Activations::Recompute {
+            // Only here do retained pairs go where the draft sends them.
+            settled.decision.backward = route::assign(&settled.evaluator.backward, current, None)?;
+            settled = evaluate::settle_with(settled.evaluator, input, settled.decision)?;
+        }
+        Ok(settled)
     }
 }
 

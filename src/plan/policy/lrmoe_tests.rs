@@ -345,8 +345,14 @@ fn plans_read_back_from_what_they_write() {
 /// At the same number of instances, made for the same pairs, on a cluster where nothing but arithmetic takes time.
 #[test]
 fn busiest_rank_is_never_worse_than_eplb() {
-    let skewed =
-        [Workload::HotSet, Workload::HotRank, Workload::SpreadHot, Workload::Rotating, Workload::Burst, Workload::Drifting];
+    let skewed = [
+        Workload::HotSet,
+        Workload::HotRank,
+        Workload::SpreadHot,
+        Workload::Rotating,
+        Workload::Burst,
+        Workload::Drifting,
+    ];
     for (experts, ranks, top_k, tokens_per_rank) in [(32, 8, 4, 512), (128, 16, 8, 512), (128, 64, 8, 128)] {
         for (&workload, ownership) in Workload::ALL.iter().flat_map(|w| Ownership::ALL.map(|o| (w, o))) {
             let mut setup = setup(experts, top_k, ranks, 8);

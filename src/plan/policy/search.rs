@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use super::eplb::{EplbGroups, eplb_map};
-use crate::plan::evaluate::{Evaluator, Outcome, Work};
+use crate::plan::evaluate::{Evaluator, Outcome, Work, stashed};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
 use crate::plan::route;
@@ -12,6 +12,9 @@ use crate::{Error, Result};
 
 /// Placements up to this many are all tried.
 const EXHAUSTIVE: u64 = 1_000;
+/// Steps between those that try every number of instances. In between the current number and its neighbours are tried, which takes half
+/// the time.
+pub(super) const WHOLE_LADDER: u64 = 8;
 /// Steps that a change of homes has to pay for itself in.
 const HORIZON: f64 = 64.0;
 
@@ -24,6 +27,8 @@ pub(crate) struct Search<'a> {
     /// Pairs of each expert in earlier steps, if they are known.
     pub(crate) earlier: Option<&'a [u64]>,
     pub(crate) instances: Option<usize>,
+    /// Whether every number of extra instances is tried, or only those next to the current one.
+    pub(crate) whole_ladder: bool,
     pub(crate) modes: &'a [Activations],
 }
 
@@ -53,14 +58,15 @@ impl Search<'_> {
         Ok(best.map_or_else(|| (self.current.clone(), None), |(time, placement)| (placement, Some(time))))
     }
 
-    /// Predicted time of a step that starts and ends with a placement, less its idle replicas; `None` where it does not fit.
+    /// Predicted time of a step that starts and ends with a placement, less its idle replicas; `None` where it does not fit. Retained pairs
+    /// are taken to stay where their forward ran, which is never better than where they will go.
     fn drafted(&self, placement: Placement) -> Result<Option<(f64, Placement)>> {
         let forward = route::assign_draft(&self.evaluator.forward, &placement)?;
-        let backward = route::assign_draft(&self.evaluator.backward, &placement)?;
-        let (placement, forward, backward) = match self.instances {
-            Some(_) => (placement, forward, backward),
-            None => without_idle(placement, forward, backward)?,
+        let (placement, forward) = match self.instances {
+            Some(_) => (placement, forward),
+            None => without_idle(placement, forward)?,
         };
+        let backward = stashed(&placement, &forward, self.evaluator.backward.counts().per_expert());
         match self.evaluator.best([&placement; 3], &forward, &backward, self.modes) {
             Ok(Outcome { predicted, .. }) => Ok(Some((predicted.total_s(), placement))),
             Err(Error::Infeasible { .. }) => Ok(None),
@@ -78,7 +84,16 @@ impl Search<'_> {
         let most = experts * ranks - experts;
         let extras = match self.instances {
             Some(instances) => vec![instances.clamp(experts, experts * ranks) - experts],
-            None => extras(experts, ranks).into_iter().filter(|&extra| extra <= most).collect(),
+            None => {
+                let mut extras = extras(experts, ranks);
+                extras.retain(|&extra| extra <= most);
+                if !self.whole_ladder {
+                    let here = extras.partition_point(|&extra| extra <= self.current.instances() - experts);
+                    extras.truncate(here + 1);
+                    extras.drain(..here.saturating_sub(2).min(extras.len()));
+                }
+                extras
+            }
         };
         let work = self.work();
         let mut replicas = Replicas::new(&work, ranks);
@@ -299,34 +314,26 @@ fn every_placement(current: &Placement, limit: u64) -> Result<Option<Vec<Placeme
 }
 
 /// A placement less the replicas that compute nothing, with the loads of what is left. Every expert keeps one instance.
-fn without_idle(
-    placement: Placement,
-    forward: Vec<u32>,
-    backward: Vec<u32>,
-) -> Result<(Placement, Vec<u32>, Vec<u32>)> {
+fn without_idle(placement: Placement, loads: Vec<u32>) -> Result<(Placement, Vec<u32>)> {
     let pinned = placement.ownership() == Ownership::Home;
-    let busy = |i: usize| forward[i] > 0 || backward[i] > 0;
-    let mut keep = vec![false; placement.instances()];
+    let host = |i: usize| placement.host_of_instance()[i];
+    let mut keep: Vec<bool> = loads.iter().map(|&load| load > 0).collect();
     let mut homes = placement.home().to_vec();
     for (e, home) in homes.iter_mut().enumerate() {
-        let range = placement.range(e);
-        let host = |i: usize| placement.host_of_instance()[i];
-        range.clone().for_each(|i| keep[i] = busy(i) || (pinned && host(i) == *home));
-        match range.clone().find(|&i| keep[i]) {
-            Some(first) if !range.clone().any(|i| keep[i] && host(i) == *home) => *home = host(first),
-            Some(_) => {}
-            None => range.filter(|&i| host(i) == *home).for_each(|i| keep[i] = true),
+        let own = placement.range(e);
+        let at_home = own.clone().find(|&i| host(i) == *home).unwrap_or(own.start);
+        match own.clone().find(|&i| keep[i]) {
+            Some(busy) if !pinned && !keep[at_home] => *home = host(busy),
+            _ => keep[at_home] = true,
         }
     }
     if keep.iter().all(|&kept| kept) {
-        return Ok((placement, forward, backward));
+        return Ok((placement, loads));
     }
-    let hosts: Vec<Vec<u32>> = (0..placement.experts())
-        .map(|e| placement.range(e).filter(|&i| keep[i]).map(|i| placement.host_of_instance()[i]).collect())
-        .collect();
-    let kept = |loads: Vec<u32>| loads.into_iter().zip(&keep).filter(|(_, kept)| **kept).map(|(n, _)| n).collect();
-    let placement = Placement::new(placement.ranks(), &hosts, homes, placement.ownership())?;
-    Ok((placement, kept(forward), kept(backward)))
+    let hosts: Vec<Vec<u32>> =
+        (0..placement.experts()).map(|e| placement.range(e).filter(|&i| keep[i]).map(host).collect()).collect();
+    let loads = loads.into_iter().zip(&keep).filter(|(_, kept)| **kept).map(|(n, _)| n).collect();
+    Ok((Placement::new(placement.ranks(), &hosts, homes, placement.ownership())?, loads))
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ fn least(search: &Search<'_>, limit: u64) -> Option<f64> {
     let counted = |placement: &Placement| search.instances.is_none_or(|n| n == placement.instances());
     let times = all.into_iter().filter(counted).map(|placement| {
         let forward = route::assign_draft(&search.evaluator.forward, &placement).unwrap();
-        let backward = route::assign_draft(&search.evaluator.backward, &placement).unwrap();
+        let backward = stashed(&placement, &forward, search.evaluator.backward.counts().per_expert());
         let outcome = search.evaluator.best([&placement; 3], &forward, &backward, search.modes).unwrap();
         outcome.predicted.total_s() + search.evaluator.moving_s(search.current, &placement) / HORIZON
     });
@@ -68,7 +68,14 @@ fn small_layers_get_the_best_placement() {
             let (setup, counts, current) = problem(&mut rng, experts, ranks, ownership);
             let evaluator = Evaluator::new(&setup, counts.clone(), &quotas(&counts), true).unwrap();
             let modes = allowed(&setup, None);
-            let search = Search { evaluator: &evaluator, current: &current, earlier: None, instances: None, modes: &modes };
+            let search = Search {
+                evaluator: &evaluator,
+                current: &current,
+                earlier: None,
+                instances: None,
+                whole_ladder: true,
+                modes: &modes,
+            };
             let (_, time) = search.best(&evaluator, &now(&search)).unwrap();
             let best = least(&search, EXHAUSTIVE).unwrap();
             assert!(time.unwrap() <= best, "{experts} x {ranks}: {time:?} {best}");
@@ -92,7 +99,14 @@ fn ratio_to_the_best_placement() {
                 let evaluator = Evaluator::new(&setup, counts.clone(), &quotas(&counts), true).unwrap();
                 let modes = allowed(&setup, None);
                 let instances = few.then(|| experts + 1 + rng.next_u32() as usize % 2);
-                let search = Search { evaluator: &evaluator, current: &current, earlier: None, instances, modes: &modes };
+                let search = Search {
+                    evaluator: &evaluator,
+                    current: &current,
+                    earlier: None,
+                    instances,
+                    whole_ladder: true,
+                    modes: &modes,
+                };
                 assert!(every_placement(&current, EXHAUSTIVE).unwrap().is_none());
                 let (_, time) = search.best(&evaluator, &now(&search)).unwrap();
                 ratios.push(time.unwrap() / least(&search, 10_000).unwrap());

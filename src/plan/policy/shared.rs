@@ -101,7 +101,8 @@ pub(super) fn start_slots(
 /// Whether a rank with so many slots fits twice its mean of the pairs, all kept.
 fn slots_fit(setup: &Setup, counts: &Counts, ownership: Ownership, slots: usize) -> Result<bool> {
     let (ranks, experts) = (setup.cluster.ranks as u64, setup.config.num_experts as u64);
-    let setup = Setup { options: PlanOptions { retention: Retention::Fraction(1.0), ..setup.options }, ..setup.clone() };
+    let setup =
+        Setup { options: PlanOptions { retention: Retention::Fraction(1.0), ..setup.options }, ..setup.clone() };
     let source = counts.per_rank().iter().copied().max().unwrap_or(0);
     let rows = (2 * counts.total()).div_ceil(ranks);
     let held = (slots as u64).min(experts);
