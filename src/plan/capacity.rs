@@ -34,10 +34,9 @@ pub(super) fn check(counts: &[u32], placement: &Placement) -> Result<()> {
     Err(Error::shape("counts", counts.len(), format!("{} experts, as the placement has", placement.experts())))
 }
 
-/// Sets the solver's quotas to the best ones of this sum that the ranks can carry; returns what bound beside the floors'
-/// own sum. `capacity` has an entry for each rank.
+/// Turns the solver's quotas, the best ones of this sum, into the best ones that the ranks can carry; returns what bound beside the
+/// floors' own sum. `capacity` has an entry for each rank.
 pub(super) fn solve(solver: &mut Solver<'_>, sum: u64, placement: &Placement, capacity: &[u64]) -> Vec<Limit> {
-    solver.solve(sum);
     if total(&solver.floors) > sum {
         return Vec::new();
     }

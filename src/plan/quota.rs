@@ -192,6 +192,7 @@ pub fn quotas_within(
     }
     let mut solver = Solver::new(counts, demand, options)?;
     solver.check_total(total)?;
+    solver.solve(total);
     let bound = capacity::solve(&mut solver, total, placement, capacity);
     Ok(solver.finish(total, bound))
 }

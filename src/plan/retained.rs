@@ -86,7 +86,7 @@ impl TryFrom<RetentionPlanData> for RetentionPlan {
 /// [`Error::Argument`] for options out of range or no experts, [`Error::Shape`] where `demand` has another number of experts,
 /// [`Error::Overflow`] where the pairs pass 2^53.
 pub fn plan_one_rank(counts: &[u32], demand: Option<&Demand>, options: &PlanOptions) -> Result<RetentionPlan> {
-    plan(counts, demand, options, None)
+    Ok(plan(counts, demand, options, None)?.0)
 }
 
 /// Plans one layer over many ranks: as [`plan_one_rank`] for the pairs of all ranks, `[E]`, with quotas that no rank of
@@ -105,6 +105,16 @@ pub fn plan_within(
     options: &PlanOptions,
     placement: &Placement,
 ) -> Result<RetentionPlan> {
+    Ok(plan(counts, demand, options, Some(placement))?.0)
+}
+
+/// As [`plan_within`], with the quotas that it would be were there no ranks.
+pub(super) fn plan_and_wish(
+    counts: &[u32],
+    demand: Option<&Demand>,
+    options: &PlanOptions,
+    placement: &Placement,
+) -> Result<(RetentionPlan, Vec<u32>)> {
     plan(counts, demand, options, Some(placement))
 }
 
@@ -125,7 +135,7 @@ fn plan(
     demand: Option<&Demand>,
     options: &PlanOptions,
     placement: Option<&Placement>,
-) -> Result<RetentionPlan> {
+) -> Result<(RetentionPlan, Vec<u32>)> {
     options.validate()?;
     check_counts(counts)?;
     placement.map_or(Ok(()), |placement| capacity::check(counts, placement))?;
@@ -134,7 +144,7 @@ fn plan(
     }
     let pairs = quota::total(counts);
     if options.retention == Retention::Fraction(1.0) {
-        return Ok(RetentionPlan::everything(counts, pairs));
+        return Ok((RetentionPlan::everything(counts, pairs), counts.to_vec()));
     }
     let uniform;
     let demand = match demand {
@@ -153,25 +163,25 @@ fn plan(
             solver.sum_for_noise(theta, part(min_fraction)..=part(max_fraction))?
         }
     };
+    solver.solve(sum);
+    let asked = solver.quotas.clone();
     let bound = match placement {
         Some(placement) if sum < pairs => {
             let capacity = vec![rank_capacity(sum, options.slack, placement.ranks()); placement.ranks()];
             capacity::solve(&mut solver, sum, placement, &capacity)
         }
-        _ => {
-            solver.solve(sum);
-            Vec::new()
-        }
+        _ => Vec::new(),
     };
     let quotas = solver.finish(sum, bound.into_iter().chain(ends));
-    Ok(RetentionPlan {
+    let plan = RetentionPlan {
         counts: counts.to_vec(),
         quotas: quotas.q,
         requested: quotas.requested,
         retention: options.retention,
         limits: quotas.limits,
         predicted_eta: quotas.eta,
-    })
+    };
+    Ok((plan, asked))
 }
 
 fn check_counts(counts: &[u32]) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::plan::evaluate::{self, Evaluator, Settled, Work, allowed};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
 use crate::plan::quota::Limit;
-use crate::plan::retained::{RetentionPlan, plan_one_rank, plan_within};
+use crate::plan::retained::{RetentionPlan, plan_and_wish};
 use crate::plan::route;
 use crate::plan::setup::Setup;
 use crate::plan::value::Plan;
@@ -38,7 +38,7 @@ impl Lrmoe {
     fn settle<'a>(&self, setup: &'a Setup, input: &Input<'_>) -> Result<Settled<'a>> {
         let current = input.placement;
         let modes = allowed(setup, None);
-        let mut retained = plan_within(input.counts.per_expert(), input.demand, &setup.options, current)?;
+        let (mut retained, asked) = plan_and_wish(input.counts.per_expert(), input.demand, &setup.options, current)?;
         let mut evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
         let forward = route::assign(&evaluator.forward, current, None)?;
         let mut backward = route::assign_draft(&evaluator.backward, current)?;
@@ -58,11 +58,10 @@ impl Lrmoe {
             }
         }
         // The next placement is made for what is asked for, not for what this one lets through.
-        let wanted = match retained.limits.contains(&Limit::RankCapacity) {
-            true => plan_one_rank(input.counts.per_expert(), input.demand, &setup.options)?.quotas,
-            false => Vec::new(),
+        let asked = match retained.limits.contains(&Limit::RankCapacity) {
+            true => Some(evaluator.with_quotas(&asked)?),
+            false => None,
         };
-        let asked = if wanted.is_empty() { None } else { Some(evaluator.with_quotas(&wanted)?) };
         // In thousandths: smoothed loads are no whole numbers.
         let thousandths = |load: &f64| (load * 1e3) as u64;
         let earlier: Option<Vec<u64>> = input.demand.map(|d| d.parts().load.iter().map(thousandths).collect());
