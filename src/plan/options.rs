@@ -20,7 +20,7 @@ pub struct PlanOptions {
     /// How far a rank's share of the retained pairs may pass the mean: the backward capacity of each of R ranks is
     /// `(1 + slack) Q / R` for Q retained pairs. Finite and at least 0. Means nothing on one rank.
     pub slack: f64,
-    /// Weight of the previous demand in [`Demand::smooth`], in [0, 1). Planning itself takes demand as it is given.
+    /// Weight of the previous demand in [`Demand::smooth`](super::Demand::smooth), in [0, 1). Planning itself takes demand as it is given.
     pub smoothing: f64,
 }
 

@@ -33,7 +33,7 @@ pub struct Plan {
     pub forward: Vec<Route>,
     /// The way of retained pairs, with the split over sources that is expected before selection.
     pub backward: Vec<Route>,
-    /// c[e][r] of each instance of `placement`; for each expert their sum is its quota.
+    /// `c[e][r]` of each instance of `placement`; for each expert their sum is its quota.
     pub capacity: Vec<u32>,
     /// Pairs that one wave may hold on a rank.
     pub wave_rows: u64,

@@ -43,7 +43,7 @@ pub struct Input<'a> {
     pub placement: &'a Placement,
 }
 
-/// What a policy decides; the rest of a [`Plan`](super::Plan) follows from it in the same way for all.
+/// What a policy decides; the rest of a [`Plan`] follows from it in the same way for all.
 #[derive(Debug, Clone)]
 pub struct Decision {
     /// Pairs routed and pairs back-propagated. Its counts are this step's less what `dropped` holds.
@@ -54,7 +54,7 @@ pub struct Decision {
     pub placement: Placement,
     /// Pairs that each instance of `placement` computes in forward; for each expert their sum is its count.
     pub forward: Vec<u32>,
-    /// c[e][r]: pairs that each instance may back-propagate under [`Activations::Recompute`]; for each expert their sum is its quota.
+    /// `c[e][r]`: pairs that each instance may back-propagate under [`Activations::Recompute`]; for each expert their sum is its quota.
     /// Under [`Activations::Stash`] a pair stays where its forward ran, so each instance's share of the quota follows from
     /// `forward`.
     pub backward: Vec<u32>,
