@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "qwen3-30b-a3b,glm-4.5-air")]
     pub(crate) model: Vec<String>,
     /// Numbers of ranks with commas between them; one device each
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8", value_parser = rank_count)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = rank_count)]
     pub(crate) ranks: Vec<usize>,
     /// Steps: of a trace the first so many [default: all], of a workload this many [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

@@ -312,10 +312,14 @@ impl<'a> CostModel<'a> {
     }
 
     fn optimizer(&self, placements: [&Placement; 3]) -> Moved {
-        let mut moved = match placements[2].ownership() {
-            Ownership::Sharded => self.sharded(placements),
-            Ownership::Home => self.home(placements),
+        let [before, now, next] = placements;
+        let owner = match next.ownership() {
+            Ownership::Sharded => self.sharded(now, next),
+            Ownership::Home => self.home(now, next),
         };
+        // Mostly the same placement.
+        let copies = if std::ptr::eq(before, now) { Moved::default() } else { self.copies(before, now) };
+        let mut moved = copies + owner;
         if self.setup.optimizer_offload {
             let cluster = &self.setup.cluster;
             let experts = match placements[2].ownership() {
@@ -328,7 +332,7 @@ impl<'a> CostModel<'a> {
     }
 
     /// Every instance sends a shard of its gradient to every rank, and every rank sends its shard of every next instance.
-    fn sharded(&self, [_, now, next]: [&Placement; 3]) -> Moved {
+    fn sharded(&self, now: &Placement, next: &Placement) -> Moved {
         let cluster = &self.setup.cluster;
         let ranks = cluster.ranks as f64;
         if cluster.ranks == 1 {
@@ -368,23 +372,27 @@ impl<'a> CostModel<'a> {
         state.finish().seconds
     }
 
-    /// Replicas send gradients home and get weights from there; a copy made for this step alone gets them before it starts. A
-    /// new home gets the whole state.
-    fn home(&self, [before, now, next]: [&Placement; 3]) -> Moved {
+    /// Copies made for this step alone get their weights from home before it starts.
+    fn copies(&self, before: &Placement, now: &Placement) -> Moved {
+        let mut weights = Transfers::new(self);
+        for (e, r) in now.iter().filter(|&(e, r)| before.find(e, r).is_none()) {
+            weights.add(now.home()[e] as usize, r, self.weight_bytes);
+        }
+        weights.finish()
+    }
+
+    /// Replicas send gradients home and get weights from there. A new home gets the whole state.
+    fn home(&self, now: &Placement, next: &Placement) -> Moved {
         let mut gradients = Transfers::new(self);
         let mut weights = Transfers::new(self);
-        for e in 0..now.experts() {
-            let (old, new) = (now.home()[e] as usize, next.home()[e] as usize);
-            for &r in now.hosts(e) {
-                gradients.add(r as usize, old, self.gradient_bytes);
-                if before.find(e, r as usize).is_none() {
-                    weights.add(old, r as usize, self.weight_bytes);
-                }
-            }
-            for &r in next.hosts(e) {
-                weights.add(new, r as usize, self.weight_bytes);
-            }
-            weights.add(old, new, self.state_bytes);
+        for (e, r) in now.iter() {
+            gradients.add(r, now.home()[e] as usize, self.gradient_bytes);
+        }
+        for (e, r) in next.iter() {
+            weights.add(next.home()[e] as usize, r, self.weight_bytes);
+        }
+        for (&old, &new) in now.home().iter().zip(next.home()) {
+            weights.add(old as usize, new as usize, self.state_bytes);
         }
         gradients.finish() + weights.finish()
     }

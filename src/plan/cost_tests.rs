@@ -135,6 +135,22 @@ fn replicas_pay_at_home_and_shards_pay_always() {
     close(optimizer(&sharded, &sharded), 2.0 * 48.0);
 }
 
+#[test]
+fn copies_for_one_step_get_weights_and_return_gradients() {
+    let setup = setup(2, 2, 2);
+    let model = CostModel::new(&setup).unwrap();
+    for ownership in Ownership::ALL {
+        let home = Placement::contiguous(2, 2, ownership).unwrap();
+        let spill = Placement::new(2, &[vec![0, 1], vec![1]], vec![0, 1], ownership).unwrap();
+        let (with, without) = (model.optimizer([&home, &spill, &home]), model.optimizer([&spill, &spill, &home]));
+        close(with.seconds - without.seconds, 96.0);
+        close(with.bytes - without.bytes, 24_576.0);
+    }
+    let home = Placement::contiguous(2, 2, Ownership::Home).unwrap();
+    let spill = Placement::new(2, &[vec![0, 1], vec![1]], vec![0, 1], Ownership::Home).unwrap();
+    close(model.optimizer([&home, &spill, &home]).seconds, 2.0 * 96.0);
+}
+
 /// The closed form of the SYMI paper (its section on cost): `(s N - s) / N` expert sizes a rank and phase.
 #[test]
 fn shards_cost_what_symi_says() {
