@@ -162,7 +162,7 @@ impl<'a> Evaluator<'a> {
         let ceiling = self.degree(work).into_iter().fold(1, u64::max);
         let model = MemoryModel::new(self.setup, placements[0].ownership(), work.activations)?;
         let wave_rows = if self.waves {
-            model.largest_wave(&loads, ceiling)?
+            model.fewest_waves(&loads, ceiling)?
         } else {
             model.require(&loads, ceiling)?;
             ceiling

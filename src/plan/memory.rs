@@ -175,6 +175,39 @@ impl MemoryModel {
         self.wave_between(loads, smallest_wave(self.ranks, ceiling), ceiling)
     }
 
+    /// Pairs of a wave such that a phase whose busiest rank sends or computes `degree` pairs takes as few waves as the budget of every rank
+    /// allows; no more pairs than that number of waves needs.
+    ///
+    /// # Errors
+    /// As [`MemoryModel::largest_wave`].
+    pub fn fewest_waves(&self, loads: &[RankLoad], degree: u64) -> Result<u64> {
+        let smallest = smallest_wave(self.ranks, degree);
+        // What a wave holds when there are so many, see [`waves`](super::waves::waves).
+        let rows = |waves: u64| match waves {
+            0 | 1 => degree,
+            _ => degree.div_ceil(waves).saturating_add(self.ranks).clamp(smallest, degree),
+        };
+        let fits = |waves: u64| self.shrink(loads, rows(waves), rows(waves)).is_some();
+        self.check_all(loads)?;
+        let mut enough = 1;
+        while !fits(enough) {
+            if rows(enough) == smallest {
+                return self.wave_between(loads, smallest, smallest);
+            }
+            enough *= 2;
+        }
+        let mut few = enough / 2;
+        while enough - few > 1 {
+            let middle = few + (enough - few) / 2;
+            if fits(middle) {
+                enough = middle;
+            } else {
+                few = middle;
+            }
+        }
+        Ok(rows(enough))
+    }
+
     /// Checks that every rank fits the budget when its waves send and compute at most `wave_rows` pairs.
     ///
     /// # Errors
@@ -183,13 +216,15 @@ impl MemoryModel {
         self.wave_between(loads, wave_rows, wave_rows).map(|_| ())
     }
 
-    fn wave_between(&self, loads: &[RankLoad], smallest: u64, ceiling: u64) -> Result<u64> {
+    fn check_all(&self, loads: &[RankLoad]) -> Result<()> {
         if loads.len() as u64 != self.ranks {
             return Err(Error::shape("loads", loads.len(), format!("{} ranks", self.ranks)));
         }
-        for (rank, load) in loads.iter().enumerate() {
-            self.check(load, Some(rank))?;
-        }
+        loads.iter().enumerate().try_for_each(|(rank, load)| self.check(load, Some(rank)))
+    }
+
+    fn wave_between(&self, loads: &[RankLoad], smallest: u64, ceiling: u64) -> Result<u64> {
+        self.check_all(loads)?;
         if let Some(wave) = self.shrink(loads, smallest, ceiling) {
             return Ok(wave);
         }

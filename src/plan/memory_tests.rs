@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::DType;
 use crate::config::MoeConfig;
+use crate::plan::waves::waves;
 use crate::plan::{ClusterSpec, PlanOptions, Retention, RouterGradient};
 
 const MODES: [(Ownership, Activations); 4] = [
@@ -86,10 +87,17 @@ proptest! {
         let needs = |wave: u64| loads.iter().map(|load| model.rank(load, wave).unwrap().total()).max().unwrap();
         let smallest = smallest_wave(loads.len() as u64, ceiling);
         let want = (smallest..=ceiling).rev().find(|&wave| needs(wave) <= budget);
+        let few = model.fewest_waves(&loads, ceiling);
         match model.largest_wave(&loads, ceiling) {
-            Ok(wave) => prop_assert_eq!(Some(wave), want),
+            Ok(wave) => {
+                prop_assert_eq!(Some(wave), want);
+                let (few, ranks) = (few.unwrap(), loads.len() as u64);
+                prop_assert!(smallest <= few && few <= wave);
+                prop_assert_eq!(waves(ceiling, few, ranks).unwrap(), waves(ceiling, wave, ranks).unwrap());
+            }
             Err(Error::Infeasible { rank, needed, budget: limit, smallest: enough, detail }) => {
                 prop_assert_eq!(want, None);
+                prop_assert_eq!(few.unwrap_err(), model.largest_wave(&loads, ceiling).unwrap_err());
                 let memory = model.rank(&loads[rank], smallest).unwrap();
                 prop_assert_eq!((needed, limit, enough), (memory.total(), budget, needs(smallest)));
                 let parts: u64 = detail.split(", ").map(|part| part.split_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();

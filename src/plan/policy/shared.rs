@@ -68,7 +68,7 @@ pub(super) fn even_split(placement: &Placement, pairs: &[u32]) -> Vec<u32> {
 /// Slots of the whole cluster when training starts: R times the expert slots of a rank.
 ///
 /// Unless asked for, a rank has the most of `2 ceil(E / R)` slots with which it could still compute twice its mean of the first step's
-/// pairs within the budget, and never less than the `ceil(E / R)` that the experts take.
+/// pairs within the budget and be home to a quarter more experts than its part, and never less than the `ceil(E / R)` that the experts take.
 pub(super) fn start_slots(
     setup: &Setup,
     counts: &Counts,
@@ -98,7 +98,7 @@ pub(super) fn start_slots(
     }
 }
 
-/// Whether a rank with so many slots fits twice its mean of the pairs, all kept.
+/// Whether a rank with so many slots fits twice its mean of the pairs, all kept, and is home to a quarter more experts than its part.
 fn slots_fit(setup: &Setup, counts: &Counts, ownership: Ownership, slots: usize) -> Result<bool> {
     let (ranks, experts) = (setup.cluster.ranks as u64, setup.config.num_experts as u64);
     let setup =
@@ -106,7 +106,7 @@ fn slots_fit(setup: &Setup, counts: &Counts, ownership: Ownership, slots: usize)
     let source = counts.per_rank().iter().copied().max().unwrap_or(0);
     let rows = (2 * counts.total()).div_ceil(ranks);
     let held = (slots as u64).min(experts);
-    let owned = experts.div_ceil(ranks).min(held);
+    let owned = (5 * experts.div_ceil(ranks)).div_ceil(4).min(held);
     let load = RankLoad {
         tokens: setup.tokens(source),
         pairs: source,
