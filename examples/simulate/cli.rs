@@ -161,7 +161,7 @@ mod tests {
     fn defaults_and_lists() {
         let o = parse(&[]).unwrap();
         assert_eq!(o.model, ["qwen3-30b-a3b", "glm-4.5-air"]);
-        assert_eq!((o.ranks, o.workload.0.len(), o.extra_steps.of("lrmoe")), (vec![8], 9, 1.0));
+        assert_eq!((o.ranks, o.workload.0.len(), o.extra_steps.of("lrmoe")), (vec![64], 9, 1.0));
         let o =
             parse(&["--ranks", "2,8,64", "--workload", "burst, ragged,burst", "--extra-steps", "lrmoe=1.04,symi=2"])
                 .unwrap();
