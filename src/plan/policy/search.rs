@@ -15,8 +15,8 @@ const EXHAUSTIVE: u64 = 1_000;
 /// Steps between those that try every number of instances. In between the current number and its neighbours are tried, which takes half
 /// the time.
 pub(super) const WHOLE_LADDER: u64 = 8;
-/// Steps that a change of homes has to pay for itself in.
-const HORIZON: f64 = 64.0;
+/// Steps that a change of homes has to pay for itself in: few, so that a placement that only seems better by the noise of one step never does.
+const HORIZON: f64 = 4.0;
 
 /// The next step is taken to bring the pairs of this one. The candidates follow from these pairs alone, never from the budget, so
 /// that more memory can only add to those that fit.
