@@ -153,7 +153,7 @@ impl Shape {
             router_parameters: config.router_parameters()?,
             shared_parameters: config.shared_expert_parameters()?,
             state_bytes: if setup.optimizer_offload { 0 } else { setup.state_bytes() },
-            ranks: setup.cluster.ranks as u64,
+            ranks: setup.cluster.ranks.max(1) as u64,
             ownership,
             activations,
             router_gradient: setup.router_gradient,

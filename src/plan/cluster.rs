@@ -41,11 +41,16 @@ pub struct ClusterSpec {
     pub launch_s: f64,
 }
 
+/// Rates that keep every predicted time finite.
+const RATES: std::ops::RangeInclusive<f64> = 1e-3..=1e30;
+/// The same of latencies, in seconds.
+const LONGEST: f64 = 1e9;
+
 impl ClusterSpec {
     /// Number of nodes, the last one perhaps not full.
     #[must_use]
     pub const fn nodes(&self) -> usize {
-        self.ranks.div_ceil(self.ranks_per_node)
+        self.ranks.div_ceil(if self.ranks_per_node == 0 { 1 } else { self.ranks_per_node })
     }
 
     /// The budget of a rank's MoE layers in bytes: its memory less what the host keeps.
@@ -79,8 +84,8 @@ impl ClusterSpec {
             ("inter.bytes_per_s", self.inter.bytes_per_s),
             ("host_bytes_per_s", self.host_bytes_per_s),
         ] {
-            if !(rate.is_finite() && rate > 0.0) {
-                return bad(field, rate.to_string(), "a finite number > 0");
+            if !RATES.contains(&rate) {
+                return bad(field, rate.to_string(), "1e-3 to 1e30 a second");
             }
         }
         for (field, time) in [
@@ -88,8 +93,8 @@ impl ClusterSpec {
             ("inter.latency_s", self.inter.latency_s),
             ("launch_s", self.launch_s),
         ] {
-            if !(time.is_finite() && time >= 0.0) {
-                return bad(field, time.to_string(), "a finite number >= 0");
+            if !(0.0..=LONGEST).contains(&time) {
+                return bad(field, time.to_string(), "0 to 1e9 seconds");
             }
         }
         Ok(())

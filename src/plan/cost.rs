@@ -11,14 +11,16 @@
 //! - **Exchange**: a token goes once to every rank that computes a pair of it. Of `n` tokens with `k` pairs each, `N = n k`, a
 //!   rank that computes a share `p` of all pairs is expected to need `n (1 - (1 - p)^k)`. Each rank moves its rows at the
 //!   intra-node rate; the ranks of a node pool their inter-node rates; the slower of the two counts. Forward sends rows and gets
-//!   rows back; backward sends gradients (and tokens again where a and b are computed again) and gets gradients back.
+//!   rows back, one a pair where their outputs are kept apart; backward sends gradients (and tokens again where a and b are computed
+//!   again) and gets gradients back. Selecting pairs takes some all-reduced counters more.
 //! - **Optimizer exchange**: gradients of instances to the owner, weights of the next placement from it, f32 and compute
 //!   type. `Sharded` spreads each expert evenly over all ranks; `Home` moves whole experts, but nothing for a copy at home.
 
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Link;
-use super::mode::{Activations, Ownership};
+use super::demand::BINS;
+use super::mode::{Activations, Ownership, RouterGradient};
 use super::placement::Placement;
 use super::route::Traffic;
 use super::setup::Setup;
@@ -141,12 +143,12 @@ pub(crate) struct Pass<'a> {
 pub(crate) struct Priced<'a> {
     pub(crate) forward: Pass<'a>,
     pub(crate) backward: Pass<'a>,
-    /// All routed pairs that forward computes.
+    /// All routed pairs, computed or not.
     pub(crate) pairs: u64,
     /// Tokens of the busiest source.
     pub(crate) tokens: u64,
     pub(crate) activations: Activations,
-    /// Whether pairs are selected, which takes rounds of counters.
+    /// Whether pairs are scored and selected, which reads gradients and takes rounds of counters.
     pub(crate) selects: bool,
     /// Where the experts were, are in this step, and will be.
     pub(crate) placements: [&'a Placement; 3],
@@ -179,7 +181,8 @@ impl<'a> CostModel<'a> {
         Ok(Self {
             weight_bytes: setup.weight_bytes()? as f64,
             gradient_bytes: setup.gradient_bytes()? as f64,
-            state_bytes: (config.expert_parameters()? * setup.state_bytes()) as f64,
+            // Two moments and the f32 weights, masters or not.
+            state_bytes: 3.0 * setup.gradient_bytes()? as f64,
             pair_flops: config.pair_flops()? as f64,
             row_bytes: (config.hidden_size * setup.dtype.bytes()) as f64,
             hidden: config.hidden_size as f64,
@@ -197,16 +200,18 @@ impl<'a> CostModel<'a> {
         let kernels = if recompute { 12.0 * self.width } else { 10.0 * self.width };
         let gradient = self.gradient_bytes / self.weight_bytes;
         let backward = self.experts(step.backward, 2.0 + again, 1.0 + again + gradient, kernels);
-        let out = self.rows(step.forward, step.pairs, 2.0);
-        let back = self.rows(step.backward, step.pairs, if recompute { 3.0 } else { 2.0 });
+        // Outputs of pairs that are kept apart come back apart.
+        let exact = self.setup.router_gradient == RouterGradient::Exact;
+        let out = self.rows(step.forward, step.pairs, if exact { [1.0, 1.0] } else { [2.0, 0.0] });
+        let back = self.rows(step.backward, step.pairs, if recompute { [3.0, 0.0] } else { [2.0, 0.0] });
         let optimizer = self.optimizer(step.placements);
+        // Scores read every gradient row once.
+        let read = step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s;
+        let scoring = if step.selects { read } else { 0.0 };
         let counters = if step.selects { self.selection() } else { 0.0 };
         Predicted {
             forward_s: dense + forward,
-            // Scores read every gradient row once.
-            backward_s: 2.0 * dense
-                + backward
-                + step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s,
+            backward_s: 2.0 * dense + backward + scoring,
             exchange_s: out.seconds + back.seconds + counters,
             optimizer_exchange_s: optimizer.seconds,
             max_over_mean_forward: step.forward.work.max_over_mean(),
@@ -243,8 +248,8 @@ impl<'a> CostModel<'a> {
         busiest + pass.waves as f64 * cluster.launch_s
     }
 
-    /// Token rows of one pass: `copies` rows, all directions together, for every (token, rank).
-    fn rows(&self, pass: Pass<'_>, pairs: u64, copies: f64) -> Moved {
+    /// Token rows of one pass, all directions together: so many rows for every (token, rank), and so many for every pair.
+    fn rows(&self, pass: Pass<'_>, pairs: u64, [per_token, per_pair]: [f64; 2]) -> Moved {
         let traffic = &pass.work.traffic;
         if pairs == 0 {
             return Moved::default();
@@ -259,20 +264,22 @@ impl<'a> CostModel<'a> {
             let missed = (0..top_k).fold(1.0, |missed, _| missed * (1.0 - share));
             (1.0 - missed) / (top_k as f64 * share)
         };
-        let per_rank: Vec<f64> = traffic.rows.iter().map(|&rows| distinct(rows)).collect();
-        let all: u64 = traffic.rows.iter().sum();
-        let expected: f64 = traffic.rows.iter().zip(&per_rank).map(|(&rows, d)| rows as f64 * d).sum();
-        let mean = if all > 0 { expected / all as f64 } else { 1.0 };
-        let bytes = copies * self.row_bytes;
-        let received = traffic.received.iter().zip(&per_rank).map(|(&n, d)| n as f64 * d * bytes);
-        let sent = traffic.sent.iter().map(|&n| n as f64 * mean * bytes);
-        let nodes = traffic.node_received.iter().zip(&traffic.node_sent).map(|(a, b)| *a.max(b) as f64 * mean * bytes);
+        // Bytes of a received pair on each rank, and of one on average.
+        let bytes = |rows: u64| self.row_bytes * (per_token * distinct(rows) + per_pair);
+        let received: Vec<f64> =
+            traffic.received.iter().zip(&traffic.rows).map(|(&n, &r)| n as f64 * bytes(r)).collect();
+        let (total, moving) = (received.iter().sum::<f64>(), traffic.received.iter().sum::<u64>());
+        if moving == 0 {
+            return Moved::default();
+        }
+        let mean = total / moving as f64;
+        let nodes = traffic.node_received.iter().zip(&traffic.node_sent).map(|(a, b)| *a.max(b) as f64 * mean);
         let crossing: u64 = traffic.node_received.iter().sum();
-        let total: f64 = received.clone().sum();
-        let busiest = received.zip(sent).map(|(a, b)| a.max(b)).fold(0.0, f64::max);
+        let sent = traffic.sent.iter().map(|&n| n as f64 * mean);
+        let busiest = received.into_iter().zip(sent).map(|(a, b)| a.max(b)).fold(0.0, f64::max);
         // There and back are two collectives, each in as many waves.
-        let moved = self.moved(busiest, nodes, 2.0 * pass.waves as f64);
-        Moved { seconds: moved, bytes: total, inter_node: crossing as f64 * mean * bytes }
+        let seconds = self.moved(busiest, nodes, 2.0 * pass.waves as f64);
+        Moved { seconds, bytes: total, inter_node: total * (crossing as f64 / moving as f64) }
     }
 
     /// Time of collectives with these bytes at the busiest rank and at each node.
@@ -303,12 +310,16 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// All-reduces of the counters that find the retained pairs, and of the sums that set their floor.
+    /// Collectives of selection, ALGORITHM section 3.2: score sums for the floors, counters that find the retained pairs, ties, demand of
+    /// the next plan, and the retained counts of all ranks.
     fn selection(&self) -> f64 {
         let Some(link) = self.widest() else { return 0.0 };
-        let bytes = SELECT_COUNTERS * 4.0 * self.setup.config.num_experts as f64;
-        // A ring passes every counter twice.
-        (SELECT_ROUNDS + 1.0) * link.latency_s + SELECT_ROUNDS * 2.0 * bytes / link.bytes_per_s
+        let experts = self.setup.config.num_experts as f64;
+        // Floors take a sum and a count an expert, ties a count, demand its histogram and two sums.
+        let reduced = experts * (SELECT_ROUNDS * SELECT_COUNTERS * 4.0 + 12.0 + 4.0 + (BINS as f64 + 2.0) * 8.0);
+        let gathered = experts * 4.0 * self.setup.cluster.ranks as f64;
+        // A ring passes what it reduces twice.
+        (SELECT_ROUNDS + 4.0) * link.latency_s + (2.0 * reduced + gathered) / link.bytes_per_s
     }
 
     fn optimizer(&self, placements: [&Placement; 3]) -> Moved {
@@ -317,7 +328,7 @@ impl<'a> CostModel<'a> {
             Ownership::Sharded => self.sharded(now, next),
             Ownership::Home => self.home(now, next),
         };
-        // Mostly the same placement.
+        // Candidates are compared as if they had always been there.
         let copies = if std::ptr::eq(before, now) { Moved::default() } else { self.copies(before, now) };
         let mut moved = copies + owner;
         if self.setup.optimizer_offload {

@@ -151,6 +151,29 @@ fn copies_for_one_step_get_weights_and_return_gradients() {
     close(model.optimizer([&home, &spill, &home]).seconds, 2.0 * 96.0);
 }
 
+#[test]
+fn a_new_home_gets_moments_and_weights() {
+    let setup = setup(2, 2, 2);
+    let model = CostModel::new(&setup).unwrap();
+    let (old, new) = (Placement::contiguous(2, 2, Ownership::Home).unwrap(), [vec![1], vec![1]]);
+    let new = Placement::new(2, &new, vec![1, 1], Ownership::Home).unwrap();
+    // Three times 24,576 bytes at 256 bytes a second.
+    close(model.moving_s(&old, &new), 288.0);
+    close(model.optimizer([&old, &old, &new]).seconds, 288.0);
+    assert_eq!(model.moving_s(&old, &old), 0.0);
+}
+
+#[test]
+fn outputs_kept_apart_come_back_apart() {
+    let mut setup = setup(2, 2, 2);
+    setup.config.num_experts_per_tok = 2;
+    setup.router_gradient = RouterGradient::Exact;
+    let placement = Placement::new(2, &[vec![0], vec![0]], vec![0, 0], Ownership::Home).unwrap();
+    let step = step(&setup, &[vec![0, 0], vec![10, 10]], placement);
+    // Out 10 tokens, back 20 pairs; backward 10 each way.
+    close(predict(&setup, &step, Activations::Stash, &step.placement).exchange_bytes, 50.0 * 256.0);
+}
+
 /// The closed form of the SYMI paper (its section on cost): `(s N - s) / N` expert sizes a rank and phase.
 #[test]
 fn shards_cost_what_symi_says() {

@@ -11,6 +11,7 @@ use super::policy::{Decision, Input};
 use std::rc::Rc;
 
 use super::apportion::apportion;
+use super::retained::RetentionPlan;
 use super::route::{self, Route, Sources};
 use super::setup::Setup;
 use super::value::Plan;
@@ -26,6 +27,11 @@ pub(crate) struct Evaluator<'a> {
     pub(crate) forward: Rc<Sources>,
     /// Pairs that backward is expected to compute.
     pub(crate) backward: Rc<Sources>,
+    /// Pairs that were routed, computed or not: `[R]` of each source, and all of them.
+    routed: (Rc<[u64]>, u64),
+    /// `[R]` pairs of each source that may be retained, whatever their scores.
+    retained: Rc<[u64]>,
+    /// Whether pairs are scored and selected: where all are retained, neither is.
     selects: bool,
     waves: bool,
 }
@@ -46,6 +52,7 @@ pub(crate) struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Work {
     activations: Activations,
+    forward: Rc<[u32]>,
     capacity: Vec<u32>,
     out: Rc<RankWork>,
     back: Rc<RankWork>,
@@ -59,31 +66,60 @@ pub(crate) struct Room {
 }
 
 impl<'a> Evaluator<'a> {
-    /// For `counts`, of which `quotas` are retained. Without `waves`, a rank holds all its pairs at once.
-    pub(crate) fn new(setup: &'a Setup, counts: Counts, quotas: &[u32], waves: bool) -> Result<Self> {
+    /// For `counts` of the pairs that were `routed`; what is retained of them is planned. Without `waves`, a rank holds all its pairs at
+    /// once.
+    pub(crate) fn new(
+        setup: &'a Setup,
+        routed: &Counts,
+        counts: Counts,
+        retained: &RetentionPlan,
+        waves: bool,
+    ) -> Result<Self> {
         let per_node = setup.cluster.ranks_per_node;
-        let selects = quotas != counts.per_expert();
-        let expected = if selects { Some(route::expected_retained(&counts, quotas)?) } else { None };
         let forward = Rc::new(Sources::new(counts, per_node)?);
-        let backward = match expected {
-            Some(expected) => Rc::new(Sources::new(expected, per_node)?),
-            None => Rc::clone(&forward),
+        let plain = Self {
+            setup,
+            model: CostModel::new(setup)?,
+            backward: Rc::clone(&forward),
+            routed: (routed.per_rank().into(), routed.total()),
+            retained: forward.counts().per_rank().into(),
+            selects: false,
+            waves,
+            forward,
         };
-        Ok(Self { setup, model: CostModel::new(setup)?, forward, backward, selects, waves })
+        if retained.quotas == plain.forward.counts().per_expert() {
+            return Ok(plain);
+        }
+        plain.with_quotas(&retained.quotas)
     }
 
     /// The same step with other quotas.
     pub(crate) fn with_quotas(&self, quotas: &[u32]) -> Result<Self> {
-        let expected = route::expected_retained(self.forward.counts(), quotas)?;
-        let backward = Rc::new(Sources::new(expected, self.setup.cluster.ranks_per_node)?);
-        Ok(Self { model: self.model.clone(), forward: Rc::clone(&self.forward), backward, ..*self })
+        let counts = self.forward.counts();
+        let expected = route::expected_retained(counts, quotas)?;
+        let at_most = |row: &[u32]| row.iter().zip(quotas).map(|(&n, &q)| u64::from(n.min(q))).sum();
+        Ok(Self {
+            model: self.model.clone(),
+            forward: Rc::clone(&self.forward),
+            backward: Rc::new(Sources::new(expected, self.setup.cluster.ranks_per_node)?),
+            routed: self.routed.clone(),
+            retained: counts.flat().chunks_exact(counts.experts()).map(at_most).collect(),
+            selects: true,
+            ..*self
+        })
     }
 
-    /// The same step with every pair back-propagated, or `None` where that is what it does anyway.
+    /// The same step with every pair back-propagated and none scored, or `None` where all are retained anyway.
     pub(crate) fn keeping_everything(&self) -> Option<Self> {
-        let model = self.model.clone();
-        let (forward, backward) = (Rc::clone(&self.forward), Rc::clone(&self.forward));
-        self.selects.then_some(Self { setup: self.setup, model, forward, backward, selects: false, waves: self.waves })
+        self.selects.then(|| Self {
+            model: self.model.clone(),
+            forward: Rc::clone(&self.forward),
+            backward: Rc::clone(&self.forward),
+            routed: self.routed.clone(),
+            retained: self.forward.counts().per_rank().into(),
+            selects: false,
+            ..*self
+        })
     }
 
     /// The same pairs under other labels.
@@ -138,6 +174,7 @@ impl<'a> Evaluator<'a> {
             Ok(RankWork::new(placement, loads, route::traffic(sources, placement, loads)?))
         };
         let out = Rc::new(of(&self.forward, forward)?);
+        let loads: Rc<[u32]> = forward.into();
         let mut works: Vec<Work> = Vec::with_capacity(allowed.len());
         for &activations in allowed {
             let capacity = match activations {
@@ -148,7 +185,7 @@ impl<'a> Evaluator<'a> {
                 Some(same) => Rc::clone(&same.back),
                 None => Rc::new(of(&self.backward, &capacity)?),
             };
-            works.push(Work { activations, out: Rc::clone(&out), back, capacity });
+            works.push(Work { activations, forward: Rc::clone(&loads), out: Rc::clone(&out), back, capacity });
         }
         Ok(works)
     }
@@ -158,9 +195,9 @@ impl<'a> Evaluator<'a> {
     /// # Errors
     /// [`Error::Infeasible`] where none does.
     pub(crate) fn room(&self, placements: [&Placement; 2], work: &Work) -> Result<Room> {
-        let loads = self.rank_loads(placements, &work.out, &work.back);
+        let loads = self.rank_loads(placements, work);
         let ceiling = self.degree(work).into_iter().fold(1, u64::max);
-        let model = MemoryModel::new(self.setup, placements[0].ownership(), work.activations)?;
+        let model = MemoryModel::new(self.setup, placements[0].ownership(), work.activations)?.scored(self.selects);
         let wave_rows = if self.waves {
             model.fewest_waves(&loads, ceiling)?
         } else {
@@ -186,12 +223,11 @@ impl<'a> Evaluator<'a> {
     }
 
     fn predict(&self, placements: [&Placement; 3], work: &Work, waves: [u64; 2]) -> Predicted {
-        let counts = self.forward.counts();
         self.model.predict(&Priced {
             forward: Pass { work: &work.out, waves: waves[0] },
             backward: Pass { work: &work.back, waves: waves[1] },
-            pairs: counts.total(),
-            tokens: self.setup.tokens(counts.per_rank().iter().copied().max().unwrap_or(0)),
+            pairs: self.routed.1,
+            tokens: self.setup.tokens(self.routed.0.iter().copied().max().unwrap_or(0)),
             activations: work.activations,
             selects: self.selects,
             placements,
@@ -225,28 +261,46 @@ impl<'a> Evaluator<'a> {
         self.model.moving_s(before, after)
     }
 
-    /// What the memory of each rank depends on; of this step's and the next placement, whichever has more instances there.
-    fn rank_loads(&self, placements: [&Placement; 2], out: &RankWork, back: &RankWork) -> Vec<RankLoad> {
-        let [now, next] = placements.map(|placement| {
+    /// What the memory of each rank depends on, with the larger number of instances and of homes of both placements: what goes
+    /// gives its memory back before what comes takes it.
+    fn rank_loads(&self, placements: [&Placement; 2], work: &Work) -> Vec<RankLoad> {
+        let here = placements[0];
+        let counted = placements.map(|placement| {
             let mut owned = vec![0_u64; placement.ranks()];
             placement.home().iter().for_each(|&r| owned[r as usize] += 1);
             (placement.instances_per_rank(), owned)
         });
-        (0..now.1.len())
+        let most_retained = match work.activations {
+            Activations::Recompute => work.back.traffic.rows.clone(),
+            Activations::Stash => work.staying(here, self.backward.counts().per_expert()),
+        };
+        (0..here.ranks())
             .map(|r| {
-                let (held, owned) = if next.0[r] > now.0[r] { &next } else { &now };
+                let held = counted.iter().map(|(held, _)| u64::from(held[r])).max().unwrap_or(0);
+                let owned = counted.iter().map(|(_, owned)| owned[r]).max().unwrap_or(0);
                 RankLoad {
-                    tokens: self.setup.tokens(self.forward.counts().per_rank()[r]),
+                    tokens: self.setup.tokens(self.routed.0[r]),
                     pairs: self.forward.counts().per_rank()[r],
-                    owned: owned[r],
-                    replicas: u64::from(held[r]) - owned[r],
-                    forward_rows: out.traffic.rows[r],
-                    backward_rows: back.traffic.rows[r],
-                    retained: self.backward.counts().per_rank()[r],
+                    owned,
+                    replicas: held - owned,
+                    forward_rows: work.out.traffic.rows[r],
+                    backward_rows: most_retained[r],
+                    retained: self.retained[r],
                     drops: self.selects,
                 }
             })
             .collect()
+    }
+}
+
+impl Work {
+    /// `[R]` pairs that each rank back-propagates at most where they stay: any of those it computed, up to the quotas.
+    fn staying(&self, placement: &Placement, quotas: &[u32]) -> Vec<u64> {
+        let mut rows = vec![0; placement.ranks()];
+        for (i, (e, r)) in placement.iter().enumerate() {
+            rows[r] += u64::from(self.forward[i].min(quotas[e]));
+        }
+        rows
     }
 }
 
@@ -282,13 +336,46 @@ pub(crate) struct Settled<'a> {
     pub(crate) outcome: Outcome,
 }
 
+/// Refuses a decision that does not fit the input or contradicts itself.
+fn check(input: &Input<'_>, kept: &Counts, decision: &Decision) -> Result<()> {
+    let (ranks, experts) = (kept.ranks(), kept.experts());
+    let Decision { retained, placement, forward, backward, next, .. } = decision;
+    for (name, placement) in [("placement", placement), ("next placement", next)] {
+        if (placement.ranks(), placement.experts()) != (ranks, experts) {
+            let got = format!("{} ranks x {} experts", placement.ranks(), placement.experts());
+            return Err(Error::shape(name, got, format!("{ranks} ranks x {experts} experts")));
+        }
+    }
+    if placement.ownership() != input.placement.ownership() || next.ownership() != input.placement.ownership() {
+        let allowed = format!("{}, as it was", input.placement.ownership().name());
+        return Err(Error::argument("ownership of a placement", next.ownership().name(), allowed));
+    }
+    if retained.counts != kept.per_expert() {
+        return Err(Error::argument("decision.retained.counts", "other pairs", "this step's less what is dropped"));
+    }
+    for (name, loads, sums) in [("forward", forward, &retained.counts), ("backward", backward, &retained.quotas)] {
+        if loads.len() != placement.instances() {
+            let expected = format!("{} instances", placement.instances());
+            return Err(Error::shape(format!("decision.{name}"), loads.len(), expected));
+        }
+        for (e, &sum) in sums.iter().enumerate() {
+            let got: u64 = loads[placement.range(e)].iter().map(|&n| u64::from(n)).sum();
+            if got != u64::from(sum) {
+                return Err(Error::argument(format!("decision.{name} of expert {e}"), got, sum.to_string()));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Prices a decision.
 pub(crate) fn settle<'a>(setup: &'a Setup, input: &Input<'_>, decision: Decision) -> Result<Settled<'a>> {
     let kept = match &decision.dropped {
         Some(dropped) => without(input.counts, dropped)?,
         None => input.counts.clone(),
     };
-    let evaluator = Evaluator::new(setup, kept, &decision.retained.quotas, decision.waves)?;
+    check(input, &kept, &decision)?;
+    let evaluator = Evaluator::new(setup, input.counts, kept, &decision.retained, decision.waves)?;
     settle_with(evaluator, input, decision)
 }
 
@@ -301,10 +388,26 @@ pub(crate) fn settle_with<'a>(evaluator: Evaluator<'a>, input: &Input<'_>, decis
 }
 
 impl Settled<'_> {
+    /// Replaces a draft of where retained pairs go by the assignment itself, where that is no slower and fits.
+    pub(crate) fn send_anew(&mut self, input: &Input<'_>) -> Result<()> {
+        let Self { decision, evaluator, outcome } = self;
+        let backward = route::assign(&evaluator.backward, &decision.placement, None)?;
+        let placements = [input.placement, &decision.placement, &decision.next];
+        match evaluator.best(placements, &decision.forward, &backward, &[outcome.activations]) {
+            Ok(better) if better.predicted.total_s() <= outcome.predicted.total_s() => {
+                (*outcome, decision.backward) = (better, backward);
+                Ok(())
+            }
+            Ok(_) | Err(Error::Infeasible { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Adds the routes.
     pub(crate) fn into_plan(self, policy: &str) -> Result<Plan> {
         let Self { decision, evaluator, outcome } = self;
-        let model = MemoryModel::new(evaluator.setup, decision.placement.ownership(), outcome.activations)?;
+        let ownership = decision.placement.ownership();
+        let model = MemoryModel::new(evaluator.setup, ownership, outcome.activations)?.scored(evaluator.selects);
         let memory = outcome.loads.iter().map(|load| model.rank(load, outcome.wave_rows)).collect::<Result<_>>()?;
         let forward = route::transport(&evaluator.forward, &decision.placement, &decision.forward)?;
         let backward = match outcome.activations {
@@ -334,10 +437,13 @@ fn stay(placement: &Placement, forward: &[Route], capacity: &[u32]) -> Result<Ve
     let mut retained = vec![0; forward.len()];
     // Of each instance: its pairs, those of the routes so far, and what is retained of them.
     let mut instances = vec![[0_u64; 3]; placement.instances()];
-    let find = |route: &Route| placement.find(route.expert as usize, route.to as usize).unwrap_or_default();
-    forward.iter().for_each(|route| instances[find(route)][0] += u64::from(route.pairs));
-    for (share, route) in retained.iter_mut().zip(forward) {
-        let instance = find(route);
+    let found: Option<Vec<usize>> =
+        forward.iter().map(|route| placement.find(route.expert as usize, route.to as usize)).collect();
+    let Some(found) = found else {
+        return Err(Error::argument("forward", "a route to a rank without the expert", "routes to instances"));
+    };
+    forward.iter().zip(&found).for_each(|(route, &i)| instances[i][0] += u64::from(route.pairs));
+    for ((share, route), &instance) in retained.iter_mut().zip(forward).zip(&found) {
         let [all, seen, given] = &mut instances[instance];
         *seen += u64::from(route.pairs);
         let until = *seen * u64::from(capacity[instance]) / (*all).max(1);

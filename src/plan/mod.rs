@@ -61,4 +61,4 @@ pub use retention::Retention;
 pub use setup::Setup;
 pub use trace::{TraceEntry, TraceReader};
 pub use value::Plan;
-pub use workload::Workload;
+pub use workload::{Batch, Workload};

@@ -25,6 +25,14 @@ impl Activations {
             Self::Recompute => "recompute",
         }
     }
+
+    /// A number that never changes, for hashes.
+    pub(crate) const fn code(self) -> u64 {
+        match self {
+            Self::Stash => 0,
+            Self::Recompute => 1,
+        }
+    }
 }
 
 /// How the router's gradient is found for pairs that are not retained.
@@ -61,6 +69,14 @@ impl Ownership {
         match self {
             Self::Sharded => "sharded",
             Self::Home => "home",
+        }
+    }
+
+    /// A number that never changes, for hashes.
+    pub(crate) const fn code(self) -> u64 {
+        match self {
+            Self::Sharded => 0,
+            Self::Home => 1,
         }
     }
 }

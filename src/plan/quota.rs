@@ -65,9 +65,9 @@ pub enum Limit {
     /// The capacities of the ranks moved pairs to other experts than the demand alone would choose, or kept their sum below what
     /// was asked.
     RankCapacity,
-    /// Selecting the pairs would take more time than it saves; everything is retained.
+    /// Selecting the pairs would take more time than it saves; everything is retained, nothing scored.
     NoSaving,
-    /// What selecting needs to keep does not fit the budget, and everything does without; everything is retained.
+    /// What selecting needs to keep does not fit the budget, and everything does without; everything is retained, nothing scored.
     NoRoom,
 }
 
@@ -397,15 +397,42 @@ impl<'a> Solver<'a> {
         (bounded(sure.floor()), upper, if floor < upper && upper < ceiling { light } else { 0.0 })
     }
 
-    /// Grants single pairs, the best gain first, as long as there is one.
+    /// Grants single pairs, the best gain first, as long as there is one. Gains never rise with the quota, so all those of one expert that
+    /// beat the others' best are granted at once: where infinite scores outnumber the pairs, that is nearly all.
     fn grant(&mut self, experts: &[u32], pairs: u64) {
         self.heap.clear();
         experts.iter().for_each(|&e| self.offer(e));
-        for _ in 0..pairs {
+        let mut left = pairs;
+        while left > 0 {
             let Some((_, Reverse(e))) = self.heap.pop() else { return };
-            self.quotas[e as usize] += 1;
+            let run = if left > 4 * experts.len() as u64 { self.run(e, left) } else { 1 };
+            self.quotas[e as usize] += run;
+            left -= u64::from(run);
             self.offer(e);
         }
+    }
+
+    /// How many pairs in a row, at most `left` and at least 1, an expert is granted before any that are up.
+    fn run(&self, e: u32, left: u64) -> u32 {
+        let quota = self.quotas[e as usize];
+        let most = u64::from(self.ceilings[e as usize] - quota).min(left) as u32;
+        let best = self.heap.peek();
+        let first = |run: u32| {
+            let gain = self.gain(e as usize, quota + run - 1);
+            gain > 0.0 && best.is_none_or(|best| (gain.to_bits(), Reverse(e)) > *best)
+        };
+        let (mut sure, mut step) = (1, 1);
+        while sure < most && first((sure + step).min(most)) {
+            sure = (sure + step).min(most);
+            step = step.saturating_mul(2);
+        }
+        while step > 1 {
+            step /= 2;
+            if sure + step <= most && first(sure + step) {
+                sure += step;
+            }
+        }
+        sure
     }
 
     /// Puts the next pair of an expert up for granting.

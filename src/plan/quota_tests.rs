@@ -459,3 +459,16 @@ fn predicted_variance_bounds_priority_sampling() {
         assert!(measured <= bound * 1.03 && measured > 0.5 * bound, "q {q}: measured {measured}, bound {bound}");
     }
 }
+
+/// What a diverging run brings: millions of pairs, most of them with infinite scores, more than may be retained.
+#[test]
+fn infinite_scores_beyond_the_sum_take_no_time() {
+    let demand =
+        Demand::from_scores(&[f32::INFINITY, 1.0, f32::INFINITY, 2.0, 1.0, 3.0, 1.0, 1.0], &[0, 4, 8]).unwrap();
+    let counts = [800_000_000, 1_000];
+    for (alpha, total) in [(1.0, 320_000_000), (0.0, 320_000_000), (1.0, 399_999_999)] {
+        let options = QuotaOptions { alpha, ..QuotaOptions::default() };
+        let found = quotas(&counts, &demand, &options, total).unwrap();
+        assert_eq!(super::total(&found.q), total);
+    }
+}

@@ -196,6 +196,18 @@ fn check_counts(counts: &[u32]) -> Result<()> {
 }
 
 impl RetentionPlan {
+    /// Quotas of a policy's own: `counts` pairs are routed to the experts, `quotas` of them retained. Nothing is foretold of their noise.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the two differ in length, [`Error::Argument`] without experts and for a quota above its count,
+    /// [`Error::Overflow`] where the pairs pass 2^53.
+    pub fn new(counts: Vec<u32>, quotas: Vec<u32>) -> Result<Self> {
+        let (pairs, requested) = (quota::total(&counts), quota::total(&quotas));
+        let fraction = if pairs > 0 { requested as f64 / pairs as f64 } else { 1.0 };
+        let retention = Retention::Fraction(fraction.min(1.0));
+        RetentionPlanData { counts, quotas, requested, retention, limits: Vec::new(), predicted_eta: 0.0 }.try_into()
+    }
+
     /// Plain training: nothing is dropped, whatever the demand.
     fn everything(counts: &[u32], pairs: u64) -> Self {
         Self {

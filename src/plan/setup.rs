@@ -74,7 +74,7 @@ impl Setup {
     /// # Errors
     /// [`Error::Overflow`] for a config that was not validated.
     pub fn weight_bytes(&self) -> Result<u64> {
-        Ok(self.config.expert_parameters()? * self.dtype.bytes() as u64)
+        self.expert_bytes(self.dtype.bytes() as u64)
     }
 
     /// Bytes of one expert's gradient, f32.
@@ -82,7 +82,15 @@ impl Setup {
     /// # Errors
     /// As [`Setup::weight_bytes`].
     pub fn gradient_bytes(&self) -> Result<u64> {
-        Ok(self.config.expert_parameters()? * 4)
+        self.expert_bytes(4)
+    }
+
+    fn expert_bytes(&self, each: u64) -> Result<u64> {
+        let parameters = self.config.expert_parameters()?;
+        parameters.checked_mul(each).ok_or_else(|| Error::Overflow {
+            what: "bytes of an expert".into(),
+            detail: format!("{parameters} parameters of {each} bytes pass 64 bits"),
+        })
     }
 
     /// Bytes of optimizer state a parameter: two f32 moments, and an f32 master where the weights are not f32 themselves.
@@ -94,6 +102,9 @@ impl Setup {
     /// Tokens of a rank with so many pairs.
     #[must_use]
     pub const fn tokens(&self, pairs: u64) -> u64 {
-        pairs.div_ceil(self.config.num_experts_per_tok as u64)
+        match self.config.num_experts_per_tok {
+            0 => 0,
+            top_k => pairs.div_ceil(top_k as u64),
+        }
     }
 }

@@ -116,12 +116,51 @@ impl Plan {
         let forward = self.instance_loads("forward", &self.forward)?;
         self.check_sums("forward", &forward, &self.retained.counts)?;
         self.check_sums("capacity", &widen(&self.capacity), &self.retained.quotas)?;
+        if self.wave_rows == 0 {
+            return Err(Error::argument("plan.wave_rows", 0, "1 or more"));
+        }
+        let p = &self.predicted;
+        let times = [p.forward_s, p.backward_s, p.exchange_s, p.optimizer_exchange_s, self.next_s.unwrap_or(0.0)];
+        if let Some(time) = times.into_iter().find(|time| !(0.0..f64::INFINITY).contains(time)) {
+            return Err(Error::argument("plan.predicted", time, "finite times >= 0"));
+        }
+        self.check_sources()?;
         let backward = self.instance_loads("backward", &self.backward)?;
         self.check_sums("backward", &backward, &self.retained.quotas)?;
         let over = (0..backward.len()).find(|&i| backward[i] > u64::from(self.capacity[i]));
         if let Some(i) = over {
             let name = format!("plan.backward pairs of instance {i}");
             return Err(Error::argument(name, backward[i], format!("at most its capacity {}", self.capacity[i])));
+        }
+        Ok(())
+    }
+
+    /// Checks the order of routes, and that no source back-propagates more than it sent forward: of an expert, and where forward's
+    /// activations are stashed, of an instance.
+    fn check_sources(&self) -> Result<()> {
+        let source = |route: &Route| (route.expert, route.from);
+        for (name, routes) in [("forward", &self.forward), ("backward", &self.backward)] {
+            if !routes.is_sorted_by_key(source) {
+                return Err(Error::argument(format!("plan.{name}"), "out of order", "routes by expert and source"));
+            }
+        }
+        let stash = self.activations == Activations::Stash;
+        let mut forward = self.forward.chunk_by(|a, b| source(a) == source(b)).peekable();
+        for back in self.backward.chunk_by(|a, b| source(a) == source(b)) {
+            while forward.next_if(|out| source(&out[0]) < source(&back[0])).is_some() {}
+            let out = forward.peek().filter(|out| source(&out[0]) == source(&back[0])).copied().unwrap_or(&[]);
+            let sum = |routes: &[Route], to: Option<u32>| -> u64 {
+                routes
+                    .iter()
+                    .filter(|route| to.is_none_or(|to| route.to == to))
+                    .map(|route| u64::from(route.pairs))
+                    .sum()
+            };
+            let over = |to: Option<u32>| sum(back, to) > sum(out, to);
+            if over(None) || (stash && back.iter().any(|route| over(Some(route.to)))) {
+                let name = format!("plan.backward of expert {} from rank {}", back[0].expert, back[0].from);
+                return Err(Error::argument(name, sum(back, None), "at most what forward sent the same way"));
+            }
         }
         Ok(())
     }
@@ -159,11 +198,11 @@ impl Plan {
     #[must_use]
     pub fn hash(&self) -> u64 {
         let mut hash = Hasher(1);
-        [self.ranks() as u64, self.activations as u64, self.wave_rows, self.retained.hash()]
+        [self.ranks() as u64, self.activations.code(), self.wave_rows, self.retained.hash()]
             .into_iter()
             .for_each(|word| hash.word(word));
         for placement in [&self.placement, &self.next] {
-            hash.word(placement.ownership() as u64);
+            hash.word(placement.ownership().code());
             [placement.offsets(), placement.host_of_instance(), placement.slots(), placement.home()]
                 .into_iter()
                 .for_each(|part| hash.words(part));

@@ -39,7 +39,7 @@ impl Lrmoe {
         let current = input.placement;
         let modes = allowed(setup, None);
         let (mut retained, asked) = plan_and_wish(input.counts.per_expert(), input.demand, &setup.options, current)?;
-        let mut evaluator = Evaluator::new(setup, input.counts.clone(), &retained.quotas, true)?;
+        let mut evaluator = Evaluator::new(setup, input.counts, input.counts.clone(), &retained, true)?;
         let forward = route::assign(&evaluator.forward, current, None)?;
         let mut backward = route::assign_draft(&evaluator.backward, current)?;
         let mut now = evaluator.works(current, &forward, &backward, &modes)?;
@@ -62,9 +62,7 @@ impl Lrmoe {
             true => Some(evaluator.with_quotas(&asked)?),
             false => None,
         };
-        // In thousandths: smoothed loads are no whole numbers.
-        let thousandths = |load: &f64| (load * 1e3) as u64;
-        let earlier: Option<Vec<u64>> = input.demand.map(|d| d.parts().load.iter().map(thousandths).collect());
+        let earlier: Option<Vec<u64>> = input.demand.map(shares_of_load);
         let search = Search {
             evaluator: asked.as_ref().unwrap_or(&evaluator),
             current,
@@ -87,12 +85,18 @@ impl Lrmoe {
         };
         let mut settled = evaluate::settle_with(evaluator, input, decision)?;
         if settled.outcome.activations == Activations::Recompute {
-            // Only here do retained pairs go where the draft sends them.
-            settled.decision.backward = route::assign(&settled.evaluator.backward, current, None)?;
-            settled = evaluate::settle_with(settled.evaluator, input, settled.decision)?;
+            settled.send_anew(input)?;
         }
         Ok(settled)
     }
+}
+
+/// Earlier loads as whole parts of 2^40.
+fn shares_of_load(demand: &Demand) -> Vec<u64> {
+    let load = &demand.parts().load;
+    let total: f64 = load.iter().sum();
+    let share = |n: &f64| if total > 0.0 { (n / total * (1_u64 << 40) as f64) as u64 } else { 0 };
+    load.iter().map(share).collect()
 }
 
 impl Policy for Lrmoe {
