@@ -17,7 +17,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`], [`tensor`], [`error`] | values: Hugging Face configurations, element types, one error type |
-//! | [`plan`] | counts in, quotas out: pure arithmetic, no device |
+//! | [`plan`] | counts in, plans out: quotas, placement, routes, memory, times, of this policy and its rivals; [explained](plan::guide) |
 //! | [`kernel`], [`recording`] | the closed set of kernels, and lists of commands made of them |
 //! | [`backend`] | how a recording is run: [`CpuBackend`] |
 //! | [`memory`] | the byte budget of a rank, by category |

@@ -66,6 +66,7 @@ fn times(planned: &[Planned]) -> Table {
         "exchange ms",
         "optimizer ms",
         "total ms",
+        "most on",
         "vs fixed",
     ]);
     let reference = planned.iter().find(|p| p.plan.policy == REFERENCE).map(|p| p.plan.predicted.total_s());
@@ -87,6 +88,7 @@ fn times(planned: &[Planned]) -> Table {
             ms(time.exchange_s),
             ms(time.optimizer_exchange_s),
             ms(time.total_s()),
+            time.dominant().name().into(),
             change.map_or_else(|| "-".into(), |change| format!("{:+.1} %", 100.0 * change)),
         ]);
     }

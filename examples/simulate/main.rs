@@ -1,7 +1,7 @@
 //! Simulates many steps of MoE layers under every policy and compares what the plans predict.
 //!
 //! ```text
-//! cargo run --release --example simulate                        # all nine workloads, two models, 8 ranks
+//! cargo run --release --example simulate                        # all nine workloads, two models, 64 ranks
 //! cargo run --release --example simulate -- --help              # every option
 //! cargo run --release --example simulate -- --trace trace.jsonl --ranks 2,8,64 --retain 1 --json report.json --svg charts
 //! ```

@@ -66,7 +66,7 @@ pub(crate) fn case(case: &CaseReport) -> String {
         if let Some(Refusal { step, smallest_budget, .. }) = &report.refusal {
             let when = if *step == 0 { String::new() } else { format!(" from step {step}") };
             let budget = bytes(*smallest_budget);
-            let _ = writeln!(text, "{}: infeasible{when}, {budget} a rank would do", report.policy);
+            let _ = writeln!(text, "{}: infeasible{when}, at least {budget} a rank", report.policy);
         }
     }
     text

@@ -2,7 +2,7 @@
 //!
 //! Wherever a plan breaks a tie it takes the lower index. So that renaming experts, or ranks inside a node, renames the plan
 //! and changes nothing else, the input is first relabelled by what distinguishes its experts and ranks: a hash of everything a
-//! plan reads of each, refined once over the matrix of counts (B. Weisfeiler, A. Leman 1968). Labels of equal hash keep the order they
+//! plan reads of each, refined twice over the matrix of counts (B. Weisfeiler, A. Leman 1968). Labels of equal hash keep the order they
 //! came in: they are interchangeable but for graphs that this refinement cannot tell apart.
 
 use super::counts::Counts;

@@ -45,6 +45,19 @@ pub enum Term {
     OptimizerExchange,
 }
 
+impl Term {
+    /// The name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Exchange => "exchange",
+            Self::OptimizerExchange => "optimizer",
+        }
+    }
+}
+
 /// Times in seconds and traffic in bytes that a plan foretells for one layer and step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,7 +1,10 @@
 //! Planning: routing counts in, plans out. Pure arithmetic, usable alone; no device, no I/O.
 //!
 //! A plan is a pure function of its inputs and comes out bit-identical on every machine: integers, IEEE 754
-//! `+ - * /` and square roots only. Ranks compare [`RetentionPlan::hash`] instead of exchanging plans.
+//! `+ - * /` and square roots only. Ranks compare [`Plan::hash`] instead of exchanging plans.
+//!
+//! [`guide`] explains planning with an example to check by hand. A [`Setup`] says what is planned for; a [`Policy`], [`Lrmoe`] or one
+//! of its rivals in [`policy`], turns the [`Counts`] of a step into a [`Plan`]. On one rank quotas are all there is to plan:
 //!
 //! ```
 //! use lrmoe::plan::{PlanOptions, plan_one_rank};

@@ -24,8 +24,8 @@ pub struct Symi {
     pub drop: bool,
     /// Capacity of a slot over its even share of the step's pairs; finite, above 0. Means nothing unless pairs are dropped.
     pub capacity_factor: f64,
-    /// s: expert slots of a rank and layer. `None`: twice `ceil(E / R)`, as far as the rank's budget holds weights and gradients
-    /// of so many in every layer, but never less than `ceil(E / R)`.
+    /// s: expert slots of a rank and layer. `None`: up to twice `ceil(E / R)`, as many as the budget holds with room for
+    /// twice the mean of the first step's pairs.
     pub slots_per_rank: Option<usize>,
 }
 
