@@ -146,6 +146,14 @@ impl<'a> Evaluator<'a> {
         let mut best: Option<Outcome> = None;
         let mut refused = None;
         for work in self.works(placements[1], forward, backward, allowed)? {
+            // The same loads in as few waves: computing a and b again takes more of everything but memory.
+            if let Some(stash) = &best
+                && work.activations == Activations::Recompute
+                && work.capacity == stash.capacity
+                && (stash.predicted.waves_forward, stash.predicted.waves_backward) == (1, 1)
+            {
+                continue;
+            }
             match self.outcome(placements, work) {
                 Ok(outcome) if best.as_ref().is_none_or(|b| outcome.predicted.total_s() < b.predicted.total_s()) => {
                     best = Some(outcome);
@@ -437,11 +445,15 @@ fn stay(placement: &Placement, forward: &[Route], capacity: &[u32]) -> Result<Ve
     let mut retained = vec![0; forward.len()];
     // Of each instance: its pairs, those of the routes so far, and what is retained of them.
     let mut instances = vec![[0_u64; 3]; placement.instances()];
-    let found: Option<Vec<usize>> =
-        forward.iter().map(|route| placement.find(route.expert as usize, route.to as usize)).collect();
-    let Some(found) = found else {
-        return Err(Error::argument("forward", "a route to a rank without the expert", "routes to instances"));
-    };
+    let mut found = Vec::with_capacity(forward.len());
+    for route in forward {
+        let range = placement.range(route.expert as usize);
+        // Mostly one instance, or few.
+        match placement.hosts(route.expert as usize).iter().position(|&host| host == route.to) {
+            Some(at) => found.push(range.start + at),
+            None => return Err(Error::argument("forward", format!("{route:?}"), "routes to instances")),
+        }
+    }
     forward.iter().zip(&found).for_each(|(route, &i)| instances[i][0] += u64::from(route.pairs));
     for ((share, route), &instance) in retained.iter_mut().zip(forward).zip(&found) {
         let [all, seen, given] = &mut instances[instance];
