@@ -346,9 +346,9 @@ impl<'a> CostModel<'a> {
         let mut moved = copies + owner;
         if self.setup.optimizer_offload {
             let cluster = &self.setup.cluster;
-            let experts = match placements[2].ownership() {
-                Ownership::Sharded => placements[2].experts() as f64 / cluster.ranks as f64,
-                Ownership::Home => f64::from(most(placements[2].home(), cluster.ranks)),
+            let experts = match next.ownership() {
+                Ownership::Sharded => next.experts() as f64 / cluster.ranks as f64,
+                Ownership::Home => f64::from(next.homes_per_rank().into_iter().max().unwrap_or(0)),
             };
             moved.seconds += experts * (self.gradient_bytes + self.weight_bytes) / cluster.host_bytes_per_s;
         }
@@ -420,13 +420,6 @@ impl<'a> CostModel<'a> {
         }
         gradients.finish() + weights.finish()
     }
-}
-
-/// How often the most frequent of `values` (each below `bound`) occurs.
-fn most(values: &[u32], bound: usize) -> u32 {
-    let mut held = vec![0_u32; bound];
-    values.iter().for_each(|&v| held[v as usize] += 1);
-    held.into_iter().max().unwrap_or(0)
 }
 
 impl std::ops::Add for Moved {

@@ -1,5 +1,8 @@
 //! What follows from a policy's decision, in the same way for all policies: bytes, waves, times, routes.
 
+use std::rc::Rc;
+
+use super::apportion::apportion;
 use super::buffers::RankLoad;
 use super::canonical::Labels;
 use super::cost::{CostModel, Pass, Predicted, Priced, RankWork};
@@ -8,9 +11,6 @@ use super::memory::MemoryModel;
 use super::mode::Activations;
 use super::placement::Placement;
 use super::policy::{Decision, Input};
-use std::rc::Rc;
-
-use super::apportion::apportion;
 use super::retained::RetentionPlan;
 use super::route::{self, Route, Sources};
 use super::setup::Setup;
@@ -122,13 +122,14 @@ impl<'a> Evaluator<'a> {
         })
     }
 
-    /// The same pairs under other labels.
-    pub(crate) fn renamed(self, labels: &Labels) -> Result<Self> {
-        let rename = |sources: &Sources| -> Result<Rc<Sources>> {
-            Ok(Rc::new(Sources::new(labels.counts(sources.counts())?, sources.ranks_per_node())?))
+    /// The same pairs under other labels, under which those of forward are `counts`.
+    pub(crate) fn renamed(self, labels: &Labels, counts: &Counts) -> Result<Self> {
+        let sources = |counts| Ok::<_, Error>(Rc::new(Sources::new(counts, self.setup.cluster.ranks_per_node)?));
+        let forward = sources(counts.clone())?;
+        let backward = match self.selects {
+            true => sources(labels.counts(self.backward.counts())?)?,
+            false => Rc::clone(&forward),
         };
-        let forward = rename(&self.forward)?;
-        let backward = if self.selects { rename(&self.backward)? } else { Rc::clone(&forward) };
         Ok(Self { forward, backward, ..self })
     }
 
@@ -143,9 +144,14 @@ impl<'a> Evaluator<'a> {
         backward: &[u32],
         allowed: &[Activations],
     ) -> Result<Outcome> {
+        self.best_of(placements, self.works(placements[1], forward, backward, allowed)?)
+    }
+
+    /// As [`Evaluator::best`], of works that are already there.
+    fn best_of(&self, placements: [&Placement; 3], works: Vec<Work>) -> Result<Outcome> {
         let mut best: Option<Outcome> = None;
         let mut refused = None;
-        for work in self.works(placements[1], forward, backward, allowed)? {
+        for work in works {
             // The same loads in as few waves: computing a and b again takes more of everything but memory.
             if let Some(stash) = &best
                 && work.activations == Activations::Recompute
@@ -191,6 +197,7 @@ impl<'a> Evaluator<'a> {
             };
             let back = match works.iter().find(|work| work.capacity == capacity) {
                 Some(same) => Rc::clone(&same.back),
+                None if !self.selects && capacity == forward => Rc::clone(&out),
                 None => Rc::new(of(&self.backward, &capacity)?),
             };
             works.push(Work { activations, forward: Rc::clone(&loads), out: Rc::clone(&out), back, capacity });
@@ -273,19 +280,16 @@ impl<'a> Evaluator<'a> {
     /// gives its memory back before what comes takes it.
     fn rank_loads(&self, placements: [&Placement; 2], work: &Work) -> Vec<RankLoad> {
         let here = placements[0];
-        let counted = placements.map(|placement| {
-            let mut owned = vec![0_u64; placement.ranks()];
-            placement.home().iter().for_each(|&r| owned[r as usize] += 1);
-            (placement.instances_per_rank(), owned)
-        });
+        let held = placements.map(Placement::instances_per_rank);
+        let owned = placements.map(Placement::homes_per_rank);
+        let most = |of: &[Vec<u32>; 2], r: usize| u64::from(of[0][r].max(of[1][r]));
         let most_retained = match work.activations {
             Activations::Recompute => work.back.traffic.rows.clone(),
             Activations::Stash => work.staying(here, self.backward.counts().per_expert()),
         };
         (0..here.ranks())
             .map(|r| {
-                let held = counted.iter().map(|(held, _)| u64::from(held[r])).max().unwrap_or(0);
-                let owned = counted.iter().map(|(_, owned)| owned[r]).max().unwrap_or(0);
+                let (held, owned) = (most(&held, r), most(&owned, r));
                 RankLoad {
                     tokens: self.setup.tokens(self.routed.0[r]),
                     pairs: self.forward.counts().per_rank()[r],
@@ -349,10 +353,7 @@ fn check(input: &Input<'_>, kept: &Counts, decision: &Decision) -> Result<()> {
     let (ranks, experts) = (kept.ranks(), kept.experts());
     let Decision { retained, placement, forward, backward, next, .. } = decision;
     for (name, placement) in [("placement", placement), ("next placement", next)] {
-        if (placement.ranks(), placement.experts()) != (ranks, experts) {
-            let got = format!("{} ranks x {} experts", placement.ranks(), placement.experts());
-            return Err(Error::shape(name, got, format!("{ranks} ranks x {experts} experts")));
-        }
+        placement.check(name, ranks, experts)?;
     }
     if placement.ownership() != input.placement.ownership() || next.ownership() != input.placement.ownership() {
         let allowed = format!("{}, as it was", input.placement.ownership().name());
@@ -384,14 +385,19 @@ pub(crate) fn settle<'a>(setup: &'a Setup, input: &Input<'_>, decision: Decision
     };
     check(input, &kept, &decision)?;
     let evaluator = Evaluator::new(setup, input.counts, kept, &decision.retained, decision.waves)?;
-    settle_with(evaluator, input, decision)
+    let modes = allowed(setup, decision.activations);
+    let works = evaluator.works(&decision.placement, &decision.forward, &decision.backward, &modes)?;
+    settle_with(evaluator, works, input, decision)
 }
 
-/// As [`settle`], with an evaluator that is already there.
-pub(crate) fn settle_with<'a>(evaluator: Evaluator<'a>, input: &Input<'_>, decision: Decision) -> Result<Settled<'a>> {
-    let placements = [input.placement, &decision.placement, &decision.next];
-    let modes = allowed(evaluator.setup, decision.activations);
-    let outcome = evaluator.best(placements, &decision.forward, &decision.backward, &modes)?;
+/// As [`settle`], with an evaluator and the decision's works that are already there.
+pub(crate) fn settle_with<'a>(
+    evaluator: Evaluator<'a>,
+    works: Vec<Work>,
+    input: &Input<'_>,
+    decision: Decision,
+) -> Result<Settled<'a>> {
+    let outcome = evaluator.best_of([input.placement, &decision.placement, &decision.next], works)?;
     Ok(Settled { decision, evaluator, outcome })
 }
 

@@ -232,6 +232,23 @@ impl Placement {
         self.hosts.iter().for_each(|&r| held[r as usize] += 1);
         held
     }
+
+    /// `[R]` experts whose home each rank is.
+    #[must_use]
+    pub fn homes_per_rank(&self) -> Vec<u32> {
+        let mut owned = vec![0; self.ranks];
+        self.home.iter().for_each(|&r| owned[r as usize] += 1);
+        owned
+    }
+
+    /// Refuses a placement of another number of ranks or experts.
+    pub(crate) fn check(&self, name: &str, ranks: usize, experts: usize) -> Result<()> {
+        if (self.ranks, self.experts()) == (ranks, experts) {
+            return Ok(());
+        }
+        let got = format!("{} ranks x {} experts", self.ranks, self.experts());
+        Err(Error::shape(name, got, format!("{ranks} ranks x {experts} experts")))
+    }
 }
 
 fn check_size(name: &str, size: usize) -> Result<()> {

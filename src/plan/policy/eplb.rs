@@ -76,10 +76,7 @@ impl Eplb {
         setup.cluster.validate()?;
         let ranks = before.ranks();
         let map = eplb_map(load, slots, ranks, self.grouping(setup, slots))?;
-        let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); load.len()];
-        for (rank, experts) in (0_u32..).zip(&map) {
-            experts.iter().for_each(|&e| hosts[e as usize].push(rank));
-        }
+        let hosts = shared::hosts_of(load.len(), &map);
         let homes = shared::homes(ranks, &hosts, before.home());
         Placement::new(ranks, &hosts, homes, before.ownership())
     }

@@ -3,7 +3,6 @@
 use super::{Decision, Input, Policy, shared};
 use crate::Result;
 use crate::plan::counts::Counts;
-use crate::plan::mode::Ownership;
 use crate::plan::placement::Placement;
 use crate::plan::setup::Setup;
 
@@ -20,9 +19,7 @@ impl Policy for Fixed {
     }
 
     fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
-        let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
-        counts.check(ranks, experts)?;
-        Placement::contiguous(experts, ranks, setup.ownership.unwrap_or(Ownership::Home))
+        shared::contiguous(setup, counts)
     }
 
     fn decide(&self, setup: &Setup, input: &Input<'_>) -> Result<Decision> {

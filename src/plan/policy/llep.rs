@@ -5,7 +5,6 @@ use std::cmp::Reverse;
 
 use super::{Decision, Input, Policy, shared};
 use crate::plan::counts::Counts;
-use crate::plan::mode::Ownership;
 use crate::plan::placement::Placement;
 use crate::plan::setup::Setup;
 use crate::{Error, Result};
@@ -35,9 +34,7 @@ impl Policy for Llep {
     }
 
     fn start(&self, setup: &Setup, counts: &Counts) -> Result<Placement> {
-        let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
-        counts.check(ranks, experts)?;
-        Placement::contiguous(experts, ranks, setup.ownership.unwrap_or(Ownership::Home))
+        shared::contiguous(setup, counts)
     }
 
     /// Owners are the homes of the current placement, and the next placement is these homes alone.

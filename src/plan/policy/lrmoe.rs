@@ -83,7 +83,7 @@ impl Lrmoe {
             next,
             next_s,
         };
-        let mut settled = evaluate::settle_with(evaluator, input, decision)?;
+        let mut settled = evaluate::settle_with(evaluator, now, input, decision)?;
         if settled.outcome.activations == Activations::Recompute {
             settled.send_anew(input)?;
         }
@@ -152,7 +152,7 @@ impl Policy for Lrmoe {
         let (_, instances) = back.placement(&decision.placement)?;
         outcome.capacity = instances.iter().map(|&i| outcome.capacity[i as usize]).collect();
         outcome.loads = canonical.labels.ranks.iter().map(|&r| outcome.loads[r as usize]).collect();
-        let evaluator = evaluator.renamed(&back)?;
+        let evaluator = evaluator.renamed(&back, input.counts)?;
         Settled { decision: canonical.restore(decision)?, evaluator, outcome }.into_plan(self.name())
     }
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use super::eplb::{EplbGroups, eplb_map};
+use super::shared;
 use crate::plan::evaluate::{Evaluator, Outcome, Work, stashed};
 use crate::plan::mode::{Activations, Ownership};
 use crate::plan::placement::Placement;
@@ -120,11 +121,7 @@ impl Search<'_> {
         let ranks = self.current.ranks();
         let load: Vec<f64> = work.iter().map(|&work| work as f64).collect();
         let map = eplb_map(&load, instances, ranks, EplbGroups::GLOBAL)?;
-        let mut hosts: Vec<Vec<u32>> = vec![Vec::new(); work.len()];
-        for (rank, held) in (0_u32..).zip(&map) {
-            held.iter().for_each(|&e| hosts[e as usize].push(rank));
-        }
-        hosts.iter_mut().for_each(Vec::dedup);
+        let hosts = shared::hosts_of(work.len(), &map);
         let home = self.current.home().iter().zip(&hosts);
         let home = home.map(|(home, own)| if own.contains(home) { *home } else { own[0] }).collect();
         Placement::new(ranks, &hosts, home, self.current.ownership())

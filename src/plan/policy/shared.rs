@@ -19,17 +19,29 @@ pub(super) fn check(setup: &Setup, input: &Input<'_>) -> Result<()> {
     setup.validate()?;
     let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
     input.counts.check(ranks, experts)?;
-    let placed = (input.placement.ranks(), input.placement.experts());
-    if placed != (ranks, experts) {
-        let got = format!("{} ranks x {} experts", placed.0, placed.1);
-        return Err(Error::shape("placement", got, format!("{ranks} ranks x {experts} experts")));
-    }
+    input.placement.check("placement", ranks, experts)?;
     match input.demand {
         Some(demand) if demand.experts() != experts => {
             Err(Error::shape("demand", demand.experts(), format!("{experts} experts")))
         }
         _ => Ok(()),
     }
+}
+
+/// Runs of experts, one instance each, owned as the setup says or else at home.
+pub(super) fn contiguous(setup: &Setup, counts: &Counts) -> Result<Placement> {
+    let (ranks, experts) = (setup.cluster.ranks, setup.config.num_experts);
+    counts.check(ranks, experts)?;
+    Placement::contiguous(experts, ranks, setup.ownership.unwrap_or(Ownership::Home))
+}
+
+/// The ranks of each of `experts` experts, ascending, from the experts of each rank.
+pub(super) fn hosts_of(experts: usize, held: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let mut hosts = vec![Vec::new(); experts];
+    for (rank, held) in (0_u32..).zip(held) {
+        held.iter().for_each(|&e| hosts[e as usize].push(rank));
+    }
+    hosts
 }
 
 /// Every pair computed in forward and back-propagated where its forward ran, in one wave, as the published systems do.
