@@ -1,12 +1,13 @@
 //! The command line: every option, its default, and what it accepts.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
+use lrmoe::{LayerOptions, PlanOptions, Retention, Selection};
 
+use crate::experiment::ExperimentArgs;
 use crate::failure::Failure;
+use crate::retain::Retain;
 
 /// Width of an attention head; `--hidden` is a multiple of it.
 pub(crate) const HEAD_DIM: usize = 32;
@@ -16,49 +17,66 @@ pub(crate) const HEAD_DIM: usize = 32;
 /// routed pair forward but back-propagates only part of them. Prints what each took to reach the
 /// same validation loss.
 ///
-/// Exit codes: 0 both runs ended (the table says if a target was not reached), 1 a run or a file
-/// failed, 2 a bad option or corpus, 130 stopped by Ctrl-C, with complete files for the steps done.
+/// With --ranks it runs the published experiment instead: the batch is split over virtual ranks, every
+/// policy plans every step, each rank's share is executed alone and timed, and the table compares what
+/// each policy took to the same losses.
+///
+/// Exit codes: 0 all runs ended (the table says if a target was not reached), 1 a run or a file
+/// failed, 2 a bad option or corpus, 130 stopped by Ctrl-C, with complete files for what was done.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "train", verbatim_doc_comment)]
 pub(crate) struct Options {
     /// Device of the MoE layers; says why faster ones were refused
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(crate) device: Device,
-    /// Pairs the LRMoE run back-propagates: a fraction, or as few as add T times the batch's own noise
-    #[arg(long, value_name = "FRACTION|noise:T", default_value = "0.5")]
+    /// Pairs that are back-propagated: a fraction, or as few as add THETA times the batch's own noise [with --ranks also
+    /// A..B over the run, or one value a layer with commas]
+    #[arg(long, value_name = "FRACTION|noise:THETA", default_value = "0.5")]
     pub(crate) retain: Retain,
     /// How the LRMoE run picks pairs in its quotas; mixed takes the share F by score, the rest unbiased
-    #[arg(long, value_name = "unbiased|topq|mixed:F|all", default_value = "unbiased")]
-    pub(crate) select: Select,
+    #[arg(long, value_name = "unbiased|topq|mixed:F|all", default_value_t = LayerOptions::default().select)]
+    pub(crate) select: Selection,
     /// How quotas follow the scores: 1 gives the least total variance, 0 the most even load
-    #[arg(long, default_value = "1", value_parser = unit_interval)]
+    #[arg(long, default_value_t = PlanOptions::default().alpha, value_parser = unit_interval)]
     pub(crate) alpha: f64,
+    /// How far a rank's share of the kept pairs may pass the mean
+    #[arg(long, default_value_t = PlanOptions::default().slack)]
+    pub(crate) slack: f64,
+    /// Pairs that an expert keeps at least
+    #[arg(long, value_name = "N", default_value_t = PlanOptions::default().q_min)]
+    pub(crate) q_min: u32,
+    /// Weight of earlier steps in the demand that quotas are made from
+    #[arg(long, default_value_t = PlanOptions::default().smoothing)]
+    pub(crate) smoothing: f64,
+    /// Least score of a pair, as a part of its expert's mean
+    #[arg(long, default_value_t = LayerOptions::default().score_floor)]
+    pub(crate) score_floor: f32,
     /// Training steps of each run; one that has not reached the target by then goes on for up to a quarter more
     #[arg(long, default_value_t = 160, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) steps: u64,
     /// Validation loss (nats a byte) to time the runs to [default: the plain run's at 95 % of its steps]
-    #[arg(long, value_name = "LOSS", value_parser = positive)]
+    #[arg(long, value_name = "LOSS", value_parser = positive, conflicts_with = "ranks")]
     pub(crate) target_loss: Option<f64>,
-    /// Experts of each MoE layer
-    #[arg(long, default_value_t = 32, value_parser = size::<1, 1024>)]
-    pub(crate) experts: usize,
-    /// Experts each token is sent to, at most --experts
-    #[arg(long, default_value_t = 4, value_parser = size::<1, 1024>)]
-    pub(crate) top_k: usize,
-    /// Width of the model and of each expert, a multiple of 32
+    /// Experts of each MoE layer [default: 32, with --ranks the model's]
+    #[arg(long, value_parser = size::<1, 1024>)]
+    pub(crate) experts: Option<usize>,
+    /// Experts each token is sent to, at most --experts [default: 4, with --ranks the model's]
+    #[arg(long, value_parser = size::<1, 1024>)]
+    pub(crate) top_k: Option<usize>,
+    /// Width of the model, a multiple of 32, and of each expert [with --ranks experts have the model's proportions]
     #[arg(long, default_value_t = 128, value_parser = size::<32, 4096>)]
     pub(crate) hidden: usize,
     /// Transformer layers, each with one MoE layer
     #[arg(long, default_value_t = 2, value_parser = size::<1, 64>)]
     pub(crate) layers: usize,
-    /// Sequences of 128 bytes a step
-    #[arg(long, default_value_t = 24, value_parser = size::<1, 4096>)]
-    pub(crate) batch: usize,
+    /// Sequences of 128 bytes a step [with --ranks several, with commas]
+    #[arg(long, value_name = "N", default_value = "24", value_delimiter = ',', value_parser = size::<1, 4096>)]
+    pub(crate) batch: Vec<usize>,
     /// Seed of the initial weights, the data order and the selection of pairs
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Also write the LRMoE run's pairs per expert, one JSON object a line for each step and layer
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "ranks")]
     pub(crate) record: Option<PathBuf>,
     /// Folder for report.json, metrics.jsonl, loss.svg and load.svg
     #[arg(long, value_name = "DIR", default_value = "runs/train")]
@@ -66,22 +84,60 @@ pub(crate) struct Options {
     /// Text to train on: files, or folders read recursively [default: this project's sources and documents]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub(crate) corpus: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) experiment: ExperimentArgs,
 }
 
 impl Options {
-    /// Checks what depends on two options together.
+    /// Checks what depends on several options together.
     pub(crate) fn checked(self) -> Result<Self, Failure> {
-        if self.top_k > self.experts {
-            let (k, e) = (self.top_k, self.experts);
-            return Err(Failure::usage(format!("--top-k is {k}; allowed: 1 to --experts, which is {e}")));
-        }
         if !self.hidden.is_multiple_of(HEAD_DIM) {
             let h = self.hidden;
             return Err(Failure::usage(format!(
                 "--hidden is {h}; allowed: multiples of {HEAD_DIM} (one attention head)"
             )));
         }
+        if self.experiment.ranks.is_none() {
+            let (k, e) = (self.top_k(), self.experts());
+            if k > e {
+                return Err(Failure::usage(format!("--top-k is {k}; allowed: 1 to --experts, which is {e}")));
+            }
+            if self.batch.len() != 1 {
+                let n = self.batch.len();
+                return Err(Failure::usage(format!("--batch has {n} values; allowed: one, unless --ranks is given")));
+            }
+            if self.retain.as_constant().is_none() {
+                let retain = &self.retain;
+                return Err(Failure::usage(format!("--retain is {retain}; allowed without --ranks: one constant value")));
+            }
+        }
         Ok(self)
+    }
+
+    /// Experts of a layer, of the two runs.
+    pub(crate) fn experts(&self) -> usize {
+        self.experts.unwrap_or(32)
+    }
+
+    /// Experts of a token, of the two runs.
+    pub(crate) fn top_k(&self) -> usize {
+        self.top_k.unwrap_or(4)
+    }
+
+    /// Sequences of a step, of the two runs.
+    pub(crate) fn batch(&self) -> usize {
+        self.batch[0]
+    }
+
+    /// Retention of the LRMoE run, of the two runs.
+    pub(crate) fn retention(&self) -> Retention {
+        self.retain.at(0, 0, 1)
+    }
+
+    /// How quotas are made, but for the retention.
+    pub(crate) fn plan_options(&self) -> PlanOptions {
+        let Self { alpha, slack, q_min, smoothing, .. } = *self;
+        PlanOptions { alpha, slack, q_min, smoothing, ..PlanOptions::default() }
     }
 }
 
@@ -94,86 +150,12 @@ pub(crate) enum Device {
     Cpu,
 }
 
-/// `--retain`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Retain {
-    /// Fraction of the routed pairs.
-    Fraction(f64),
-    /// Bound on the noise that selection adds, relative to the batch's own.
-    Noise(f64),
-}
-
 impl Device {
     /// What lrmoe calls it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Cpu => "cpu",
-        }
-    }
-}
-
-impl FromStr for Retain {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let allowed = "allowed: a fraction above 0 and up to 1, or noise:T with T above 0";
-        let number = |s: &str| s.parse::<f64>().map_err(|_| allowed.to_string());
-        match s.strip_prefix("noise:") {
-            Some(t) => Some(number(t)?).filter(|t| *t > 0.0 && t.is_finite()).map(Self::Noise),
-            None => Some(number(s)?).filter(|f| *f > 0.0 && *f <= 1.0).map(Self::Fraction),
-        }
-        .ok_or_else(|| allowed.to_string())
-    }
-}
-
-impl fmt::Display for Retain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fraction(x) => write!(f, "{x}"),
-            Self::Noise(t) => write!(f, "noise:{t}"),
-        }
-    }
-}
-
-/// `--select`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Select {
-    /// Every pair: plain training.
-    All,
-    /// The highest scores of each expert.
-    TopQ,
-    /// Priority sampling with inverse-probability weights.
-    Unbiased,
-    /// This share of a quota by score, the rest as `Unbiased`.
-    Mixed(f64),
-}
-
-impl FromStr for Select {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "all" => return Ok(Self::All),
-            "topq" => return Ok(Self::TopQ),
-            "unbiased" => return Ok(Self::Unbiased),
-            _ => {}
-        }
-        s.strip_prefix("mixed:")
-            .and_then(|f| f.parse().ok())
-            .filter(|f| (0.0..1.0).contains(f))
-            .map(Self::Mixed)
-            .ok_or_else(|| "allowed: unbiased, topq, all, or mixed:F with F from 0 to below 1".into())
-    }
-}
-
-impl fmt::Display for Select {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("all"),
-            Self::TopQ => f.write_str("topq"),
-            Self::Unbiased => f.write_str("unbiased"),
-            Self::Mixed(x) => write!(f, "mixed:{x}"),
         }
     }
 }
@@ -213,22 +195,13 @@ mod tests {
     #[test]
     fn values_and_defaults() {
         let o = parse(&[]).unwrap();
-        assert_eq!((o.retain, o.select, o.target_loss), (Retain::Fraction(0.5), Select::Unbiased, None));
+        assert_eq!((o.retention(), o.select, o.target_loss), (Retention::Fraction(0.5), Selection::Unbiased, None));
         assert!(o.checked().is_ok());
         let o = parse(&["--retain", "noise:0.3", "--select", "mixed:0.25", "--corpus", "a", "b", "--target-loss", "2"])
             .unwrap();
-        assert_eq!((o.retain, o.select, o.target_loss), (Retain::Noise(0.3), Select::Mixed(0.25), Some(2.0)));
+        assert_eq!((o.retention(), o.target_loss), (Retention::noise(0.3), Some(2.0)));
+        assert_eq!(o.select, Selection::Mixed { certain: 0.25 });
         assert_eq!(o.corpus, [PathBuf::from("a"), PathBuf::from("b")]);
-    }
-
-    #[test]
-    fn what_is_printed_parses_back() {
-        for s in ["0.5", "1", "noise:0.3"] {
-            assert_eq!(s.parse::<Retain>().unwrap().to_string(), s);
-        }
-        for s in ["all", "topq", "unbiased", "mixed:0.25"] {
-            assert_eq!(s.parse::<Select>().unwrap().to_string(), s);
-        }
     }
 
     #[test]
@@ -271,5 +244,7 @@ mod tests {
         let text = message(&["--top-k", "9", "--experts", "8"]);
         assert!(text.contains("--top-k is 9") && text.contains('8'), "{text}");
         assert!(message(&["--hidden", "100"]).contains("--hidden is 100"));
+        assert!(message(&["--batch", "8,16"]).contains("--batch has 2 values"));
+        assert!(message(&["--retain", "0.3..0.6"]).contains("--retain is 0.3..0.6"));
     }
 }

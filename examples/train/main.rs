@@ -18,7 +18,8 @@
 //! | `model.rs`, `softmax.rs` | the transformer around the MoE layers |
 //! | `moe.rs`, `moe_op.rs`, `moe_lrmoe.rs` | what the model asks of an MoE layer; the candle operation; lrmoe behind it |
 //! | `optim.rs` | learning rate, joint clipping, AdamW |
-//! | `run.rs`, `load.rs` | one training run and what it measures |
+//! | `trainer.rs`, `run.rs`, `load.rs` | a model being trained; one of the two runs and what it measures |
+//! | `experiment/` | with `--ranks`: every policy on virtual ranks |
 //! | `report.rs`, `plot.rs`, `plot_load.rs`, `files.rs`, `progress.rs` | what comes out of it |
 //!
 //! # Output
@@ -37,9 +38,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser;
+use lrmoe::{Retention, Selection};
 
 mod cli;
 mod corpus;
+mod experiment;
 mod failure;
 mod files;
 mod load;
@@ -52,11 +55,13 @@ mod plot;
 mod plot_load;
 mod progress;
 mod report;
+mod retain;
 mod rng;
 mod run;
 mod softmax;
+mod trainer;
 
-use cli::{Options, Retain, Select};
+use cli::Options;
 use corpus::Corpus;
 use failure::Failure;
 use files::LineFile;
@@ -69,7 +74,7 @@ const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     settle_thread_pools();
-    let result = Options::parse().checked().and_then(|options| both_runs(&options));
+    let result = Options::parse().checked().and_then(|options| train(&options));
     ExitCode::from(result.unwrap_or_else(|failure| {
         let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("error: {failure}\n"));
         failure.exit_code()
@@ -89,17 +94,36 @@ fn settle_thread_pools() {
     }
 }
 
-/// Trains both runs and writes what they gave; returns the exit code.
-fn both_runs(options: &Options) -> Result<u8, Failure> {
+/// Reads the text, finds the device and does what the options ask for; returns the exit code.
+fn train(options: &Options) -> Result<u8, Failure> {
     let corpus = if options.corpus.is_empty() { Corpus::embedded()? } else { Corpus::read(&options.corpus)? };
     let device = lrmoe::backend::choose(options.device.name()).map_err(|e| Failure::usage(format!("--device: {e}")))?;
-    introduce(options, &corpus, &device);
     let stop = stop_on_ctrl_c()?;
+    introduce(&corpus, &device);
+    match options.experiment.ranks {
+        Some(_) => experiment::run(options, &corpus, &stop),
+        None => both_runs(options, &corpus, &device, &stop),
+    }
+}
+
+/// Trains both runs and writes what they gave; returns the exit code.
+fn both_runs(
+    options: &Options,
+    corpus: &Corpus,
+    device: &lrmoe::backend::Choice,
+    stop: &AtomicBool,
+) -> Result<u8, Failure> {
+    let Options { layers, hidden, .. } = options;
+    let (experts, top_k, batch) = (options.experts(), options.top_k(), options.batch());
+    say(&format!("model    {layers} layers, hidden {hidden}, {experts} experts of width {hidden}, top-{top_k}"));
+    let tokens = batch * corpus::CONTEXT;
+    say(&format!("training {} steps of {batch} x {} = {tokens} bytes, twice", options.steps, corpus::CONTEXT));
     let create =
         |option: &str, path: &Path| LineFile::create(path).map_err(|e| Failure::usage(format!("{option}: {e}")));
     let mut sinks = Sinks { metrics: create("--out", &options.out.join("metrics.jsonl"))?, trace: None };
     let mut trace = options.record.as_deref().map(|path| create("--record", path)).transpose()?;
-    let plans = [("plain", Select::All, Retain::Fraction(1.0)), ("lrmoe", options.select, options.retain)];
+    let plans =
+        [("plain", Selection::All, Retention::Fraction(1.0)), ("lrmoe", options.select, options.retention())];
     let mut runs = Vec::new();
     let mut result = Ok(());
     for (policy, select, retain) in plans {
@@ -111,17 +135,16 @@ fn both_runs(options: &Options) -> Result<u8, Failure> {
         }
         let mut run = Run::new(policy, select, retain, options);
         let goal = report::target_loss(options, &runs);
-        result = run::train(&mut run, options, &corpus, goal, &mut sinks, &stop);
+        result = run::train(&mut run, options, corpus, goal, &mut sinks, stop);
         runs.push(run);
     }
     let complete = runs.len() == plans.len() && runs.iter().all(|r| r.ended);
-    write_results(&Report { options, corpus: &corpus, device: &device, runs: &runs, complete }, sinks)?;
+    write_results(&Report { options, corpus, device, runs: &runs, complete }, sinks)?;
     result?;
     Ok(if complete { 0 } else { INTERRUPTED })
 }
 
-fn introduce(options: &Options, corpus: &Corpus, device: &lrmoe::backend::Choice) {
-    let Options { layers, hidden, experts, top_k, batch, .. } = options;
+fn introduce(corpus: &Corpus, device: &lrmoe::backend::Choice) {
     say(&format!("device   {}", device.name));
     device.refused.iter().for_each(|(name, reason)| say(&format!("         {name}: {reason}")));
     let (name, files, bytes, checksum) = (&corpus.name, corpus.files, corpus.len(), corpus.checksum);
@@ -129,9 +152,6 @@ fn introduce(options: &Options, corpus: &Corpus, device: &lrmoe::backend::Choice
     say(&format!("text     {name}: {files} files{skipped}, {bytes} bytes, FNV-1a {checksum:016x}"));
     let held_out = bytes - corpus.train_len();
     say(&format!("         {} bytes to train on, {held_out} held out", corpus.train_len()));
-    say(&format!("model    {layers} layers, hidden {hidden}, {experts} experts of width {hidden}, top-{top_k}"));
-    let tokens = batch * corpus::CONTEXT;
-    say(&format!("training {} steps of {batch} x {} = {tokens} bytes, twice", options.steps, corpus::CONTEXT));
 }
 
 /// The first Ctrl-C ends training after the current step; the second ends the program.

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Tensor, Var};
 use lrmoe::CpuBackend;
 
-use crate::cli::{HEAD_DIM, Options};
+use crate::cli::HEAD_DIM;
 use crate::corpus::CONTEXT;
 use crate::failure::Failure;
 use crate::moe::MoeSpec;
@@ -44,9 +44,9 @@ pub(crate) struct Model {
 
 impl Model {
     /// Weights drawn from the seed alone, so that two runs start equal. `spec` describes the MoE layers but for their index.
-    pub(crate) fn new(options: &Options, spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
-        let (h, layers) = (options.hidden, options.layers);
-        let mut rng = Rng::new(options.seed, "host weights", 0);
+    pub(crate) fn new(layers: usize, spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
+        let h = spec.config.hidden_size;
+        let mut rng = Rng::new(spec.seed, "host weights", 0);
         let mut matrix = |rows: usize, cols: usize, std: f64| {
             Var::from_tensor(&Tensor::from_vec(rng.normal(rows * cols, std), (rows, cols), &Device::Cpu)?)
         };
@@ -62,8 +62,8 @@ impl Model {
                     // What adds to the residual stream starts smaller the more layers add to it.
                     output: matrix(h, h, std / (2.0 * layers as f64).sqrt())?,
                     moe_norm: ones()?,
-                    router: matrix(h, options.experts, 0.5 * std)?,
-                    moe: MoeLayer::new(&MoeSpec { layer, ..*spec }, backend)?,
+                    router: matrix(h, spec.config.num_experts, 0.5 * std)?,
+                    moe: MoeLayer::new(&MoeSpec { layer, ..spec.clone() }, backend)?,
                 })
             })
             .collect::<Result<_, Failure>>()?;

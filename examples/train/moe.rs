@@ -1,27 +1,35 @@
 //! What the host model needs of a Mixture-of-Experts layer, in plain slices: the seam between candle and lrmoe.
 
-use crate::cli::{Retain, Select};
+use std::sync::{Arc, Mutex};
+
+use lrmoe::{LayerOptions, MoeConfig, RoutedCall, Schedule};
+
 use crate::failure::Failure;
 
 /// Everything that fixes one MoE layer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct MoeSpec {
     /// Index of the layer in the model.
     pub(crate) layer: usize,
-    pub(crate) hidden: usize,
-    /// Width of an expert's hidden layer.
-    pub(crate) intermediate: usize,
-    pub(crate) experts: usize,
-    pub(crate) top_k: usize,
-    /// Which pairs the backward keeps.
-    pub(crate) select: Select,
-    pub(crate) retain: Retain,
-    pub(crate) alpha: f64,
-    /// Coefficient of the load balancing loss whose gradient the layer adds to that of its router logits.
-    pub(crate) aux_coef: f64,
+    pub(crate) config: MoeConfig,
+    pub(crate) options: LayerOptions,
+    /// How far an expert's correction bias moves in a step, where the router has one.
+    pub(crate) bias_step: f32,
     pub(crate) seed: u64,
     pub(crate) adamw: AdamWParams,
 }
+
+/// Plans the calls of one layer for ranks that the layer itself knows nothing of.
+pub(crate) trait LayerPlanner: Send {
+    /// What forward computes and backward keeps of what `call` routed in `step`.
+    fn schedule(&mut self, step: u64, call: &RoutedCall<'_>) -> lrmoe::Result<Schedule>;
+
+    /// The pairs, `[tokens, k]`, that backward has kept of the last call.
+    fn retained(&mut self, pairs: &[bool]) -> lrmoe::Result<()>;
+}
+
+/// A planner that the training loop keeps a handle of.
+pub(crate) type SharedPlanner = Arc<Mutex<dyn LayerPlanner>>;
 
 /// AdamW without the learning rate, which the schedule gives at each step; shared by candle's weights and the experts.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +77,9 @@ pub(crate) trait MoeBlock: Send {
 
     /// One AdamW step with the gradients times `grad_scale`, which are zero afterwards.
     fn step(&mut self, lr: f64, grad_scale: f64) -> Result<(), Failure>;
+
+    /// Has every later training call planned by `planner`.
+    fn plan_with(&mut self, planner: SharedPlanner);
 
     /// What the last forward and backward did.
     fn stats(&self) -> &MoeStats;

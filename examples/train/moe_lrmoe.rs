@@ -1,19 +1,18 @@
 //! The MoE layer by lrmoe. The router's weight is the host's, so the layer starts from logits.
 
-use lrmoe::{
-    AdamW, AdamWConfig, CpuBackend, ForwardContext, LayerOptions, MoeConfig, MoeLayer, MoeWeights, PlanOptions,
-    Retention, SavedForward, Selection, Tensor,
-};
+use std::sync::PoisonError;
 
-use crate::cli::{Retain, Select};
+use lrmoe::{AdamW, AdamWConfig, CpuBackend, ForwardContext, MoeLayer, MoeWeights, SavedForward, Tensor};
+
 use crate::failure::Failure;
-use crate::moe::{MoeBlock, MoeSpec, MoeStats};
+use crate::moe::{MoeBlock, MoeSpec, MoeStats, SharedPlanner};
 
 /// One layer with its optimizer state.
 pub(crate) struct LrmoeBlock {
     spec: MoeSpec,
     layer: MoeLayer<CpuBackend>,
     optimizer: AdamW<CpuBackend>,
+    planner: Option<SharedPlanner>,
     saved: Option<SavedForward<CpuBackend>>,
     stats: MoeStats,
 }
@@ -21,27 +20,11 @@ pub(crate) struct LrmoeBlock {
 impl LrmoeBlock {
     /// A layer with experts drawn from the seed.
     pub(crate) fn new(spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
-        let config = MoeConfig::new(spec.hidden, spec.intermediate, spec.experts, spec.top_k);
-        let std_dev = 1.0 / (spec.hidden as f32).sqrt();
+        let config = spec.config.clone();
+        let std_dev = 1.0 / (config.hidden_size as f32).sqrt();
         let seed = spec.seed.wrapping_mul(1 << 16).wrapping_add(spec.layer as u64);
         let weights = MoeWeights { router: None, ..MoeWeights::init(&config, seed, std_dev)? };
-        let retention = match spec.retain {
-            Retain::Fraction(fraction) => Retention::Fraction(fraction),
-            Retain::Noise(theta) => Retention::noise(theta),
-        };
-        let select = match spec.select {
-            Select::All => Selection::All,
-            Select::TopQ => Selection::TopQ,
-            Select::Unbiased => Selection::Unbiased,
-            Select::Mixed(certain) => Selection::Mixed { certain: certain as f32 },
-        };
-        let options = LayerOptions {
-            select,
-            plan: PlanOptions { retention, alpha: spec.alpha, ..PlanOptions::default() },
-            aux_loss_coef: spec.aux_coef,
-            ..LayerOptions::default()
-        };
-        let layer = MoeLayer::new(backend, config, weights, options)?;
+        let layer = MoeLayer::new(backend, config, weights, spec.options.clone())?;
         let adamw = AdamWConfig {
             beta1: spec.adamw.beta1 as f32,
             beta2: spec.adamw.beta2 as f32,
@@ -50,11 +33,21 @@ impl LrmoeBlock {
             ..AdamWConfig::default()
         };
         let optimizer = AdamW::new(&layer, adamw)?;
-        Ok(Self { spec: *spec, layer, optimizer, saved: None, stats: MoeStats::default() })
+        Ok(Self { spec: spec.clone(), layer, optimizer, planner: None, saved: None, stats: MoeStats::default() })
     }
 
     fn tensor(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<CpuBackend>, Failure> {
         Ok(Tensor::from_f32(self.layer.backend(), values, rows, cols)?)
+    }
+
+    fn inputs(
+        &self,
+        x: &[f32],
+        logits: &[f32],
+        tokens: usize,
+    ) -> Result<(Tensor<CpuBackend>, Tensor<CpuBackend>), Failure> {
+        let config = &self.spec.config;
+        Ok((self.tensor(x, tokens, config.hidden_size)?, self.tensor(logits, tokens, config.num_experts)?))
     }
 
     fn context(&self, step: u64) -> ForwardContext<'static> {
@@ -64,9 +57,15 @@ impl LrmoeBlock {
 
 impl MoeBlock for LrmoeBlock {
     fn forward(&mut self, x: &[f32], logits: &[f32], tokens: usize, step: u64) -> Result<Vec<f32>, Failure> {
-        let x = self.tensor(x, tokens, self.spec.hidden)?;
-        let logits = self.tensor(logits, tokens, self.spec.experts)?;
-        let (y, saved) = self.layer.forward_with_logits(&x, &logits, &self.context(step))?;
+        let (x, logits) = self.inputs(x, logits, tokens)?;
+        let context = self.context(step);
+        let (y, saved) = match &self.planner {
+            None => self.layer.forward_with_logits(&x, &logits, &context)?,
+            Some(planner) => {
+                let mut planner = planner.lock().unwrap_or_else(PoisonError::into_inner);
+                self.layer.forward_scheduled(&x, Some(&logits), &context, |call| planner.schedule(step, call))?
+            }
+        };
         self.stats.aux_loss = saved.router_terms().map(lrmoe::RouterTerms::load_balancing);
         self.saved = Some(saved);
         Ok(y.to_f32(self.layer.backend())?)
@@ -74,8 +73,13 @@ impl MoeBlock for LrmoeBlock {
 
     fn backward(&mut self, dy: &[f32]) -> Result<(Vec<f32>, Vec<f32>), Failure> {
         let saved = self.saved.take().ok_or_else(|| Failure::run("backward without forward"))?;
-        let dy = self.tensor(dy, dy.len() / self.spec.hidden, self.spec.hidden)?;
+        let hidden = self.spec.config.hidden_size;
+        let dy = self.tensor(dy, dy.len() / hidden, hidden)?;
         let gradients = self.layer.backward(&saved, &dy)?;
+        if let Some(planner) = &self.planner {
+            let pairs = gradients.retained_pairs(self.layer.backend())?;
+            planner.lock().unwrap_or_else(PoisonError::into_inner).retained(&pairs)?;
+        }
         let scores = gradients.stats.scores.as_ref();
         self.stats = MoeStats {
             kept_score: scores.map(|s| s.kept_score_mass),
@@ -93,8 +97,7 @@ impl MoeBlock for LrmoeBlock {
     }
 
     fn evaluate(&mut self, x: &[f32], logits: &[f32], tokens: usize) -> Result<Vec<f32>, Failure> {
-        let x = self.tensor(x, tokens, self.spec.hidden)?;
-        let logits = self.tensor(logits, tokens, self.spec.experts)?;
+        let (x, logits) = self.inputs(x, logits, tokens)?;
         let y = self.layer.evaluate_with_logits(&x, &logits, &self.context(0))?;
         Ok(y.to_f32(self.layer.backend())?)
     }
@@ -106,7 +109,15 @@ impl MoeBlock for LrmoeBlock {
     fn step(&mut self, lr: f64, grad_scale: f64) -> Result<(), Failure> {
         self.optimizer.step(&mut self.layer, lr as f32, grad_scale as f32, false)?;
         self.layer.zero_grad();
+        if self.spec.config.correction_bias {
+            let counts: Vec<u64> = self.stats.counts.iter().map(|&n| u64::from(n)).collect();
+            self.layer.update_correction_bias(&counts, self.spec.bias_step)?;
+        }
         Ok(())
+    }
+
+    fn plan_with(&mut self, planner: SharedPlanner) {
+        self.planner = Some(planner);
     }
 
     fn stats(&self) -> &MoeStats {

@@ -1,5 +1,6 @@
 //! report.json and the table at the end: the same numbers, one for programs, one for people.
 
+use lrmoe::Retention;
 use lrmoe::backend::Choice;
 use lrmoe::memory::Category;
 use serde_json::{Map, Value, json};
@@ -42,8 +43,8 @@ impl Report<'_> {
                 "train_bytes": self.corpus.train_len(), "fnv1a64": format!("{:016x}", self.corpus.checksum),
             },
             "model": {
-                "hidden": o.hidden, "intermediate": o.hidden, "layers": o.layers, "experts": o.experts, "top_k": o.top_k,
-                "batch": o.batch, "context": crate::corpus::CONTEXT, "planned_steps": o.steps, "alpha": o.alpha,
+                "hidden": o.hidden, "intermediate": o.hidden, "layers": o.layers, "experts": o.experts(), "top_k": o.top_k(),
+                "batch": o.batch(), "context": crate::corpus::CONTEXT, "planned_steps": o.steps, "alpha": o.alpha,
             },
             "runs": self.runs.iter().map(|r| self.run_json(r)).collect::<Vec<_>>(),
         })
@@ -54,8 +55,8 @@ impl Report<'_> {
         let reached = target.and_then(|t| run.reached(t));
         let measured = (run.steps > 0).then_some(());
         let retain = match run.retain {
-            crate::cli::Retain::Fraction(f) => json!(f),
-            noise @ crate::cli::Retain::Noise(_) => json!(noise.to_string()),
+            Retention::Fraction(f) => json!(f),
+            noise @ Retention::Noise { .. } => json!(noise.to_string()),
         };
         let bytes = |category: Category| run.peak.map(|peak| peak.at_peak[category as usize]);
         let peak = Category::ALL.map(|category| (category.to_string(), json!(bytes(category))));
@@ -158,7 +159,7 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 /// What the timings were taken on.
-fn machine() -> Value {
+pub(crate) fn machine() -> Value {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =
         info.lines().find(|l| l.starts_with("model name")).and_then(|l| l.split_once(": ")).map(|(_, name)| name);
@@ -174,7 +175,6 @@ mod tests {
     use lrmoe::memory::Accountant;
 
     use super::*;
-    use crate::cli::{Retain, Select};
     use crate::moe_op::MoeSeconds;
     use crate::run::CurvePoint;
 
@@ -199,8 +199,8 @@ mod tests {
     const PEAK_KEYS: [&str; 8] =
         ["weights", "gradients", "replicas", "optimizer", "token_buffers", "stash", "exchange", "scratch"];
 
-    fn run(policy: &'static str, retain: Retain, losses: &[(u64, f64)], options: &Options) -> Run {
-        let mut run = Run::new(policy, Select::Unbiased, retain, options);
+    fn run(policy: &'static str, retain: Retention, losses: &[(u64, f64)], options: &Options) -> Run {
+        let mut run = Run::new(policy, lrmoe::Selection::Unbiased, retain, options);
         let moe = |step: u64| MoeSeconds { forward: step as f64, backward: 2.0 * step as f64 };
         run.curve = losses
             .iter()
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn the_schema_is_exact() {
         let (report, _) =
-            report(&["--steps", "100"], |o| vec![run("plain", Retain::Fraction(1.0), &[(0, 5.0), (95, 2.0)], o)]);
+            report(&["--steps", "100"], |o| vec![run("plain", Retention::Fraction(1.0), &[(0, 5.0), (95, 2.0)], o)]);
         let run = report["runs"][0].as_object().unwrap();
         assert_eq!(run.keys().map(String::as_str).collect::<std::collections::BTreeSet<_>>(), RUN_KEYS.into());
         let peak = run["peak_bytes"].as_object().unwrap();
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn a_target_reached_gives_numbers_one_not_reached_gives_nulls() {
         let (report, table) = report(&["--steps", "100"], |o| {
-            let plain = run("plain", Retain::Fraction(1.0), &[(0, 5.0), (50, 3.0), (95, 2.0), (100, 1.9)], o);
-            let lrmoe = run("lrmoe", Retain::Noise(0.3), &[(0, 5.0), (50, 3.1), (95, 2.2), (100, 2.1)], o);
+            let plain = run("plain", Retention::Fraction(1.0), &[(0, 5.0), (50, 3.0), (95, 2.0), (100, 1.9)], o);
+            let lrmoe = run("lrmoe", Retention::noise(0.3), &[(0, 5.0), (50, 3.1), (95, 2.2), (100, 2.1)], o);
             vec![plain, lrmoe]
         });
         let [plain, lrmoe] = [&report["runs"][0], &report["runs"][1]];
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_null_not_zero() {
-        let (report, table) = report(&["--steps", "100"], |o| vec![run("plain", Retain::Fraction(1.0), &[], o)]);
+        let (report, table) = report(&["--steps", "100"], |o| vec![run("plain", Retention::Fraction(1.0), &[], o)]);
         let plain = &report["runs"][0];
         for key in ["target_loss", "reached_step", "moe_s_to_target", "moe_forward_s", "moe_backward_s", "routed_pairs"]
         {
@@ -270,7 +270,7 @@ mod tests {
             let _stash = account.reserve(Category::Stash, "stash", 7, 7).unwrap();
             vec![Run {
                 peak: Some(account.report()),
-                ..run("plain", Retain::Fraction(1.0), &[(0, 5.0), (4, 3.0), (10, 1.0)], o)
+                ..run("plain", Retention::Fraction(1.0), &[(0, 5.0), (4, 3.0), (10, 1.0)], o)
             }]
         });
         let plain = &report["runs"][0];

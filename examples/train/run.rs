@@ -5,19 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lrmoe::memory::MemoryReport;
 use lrmoe::plan::Counts;
 use lrmoe::plan::trace::TraceEntry;
-use lrmoe::{Backend, CpuBackend};
+use lrmoe::{Backend, CpuBackend, LayerOptions, MoeConfig, PlanOptions, Retention, Selection};
 use serde_json::{Value, json};
 
-use crate::cli::{Options, Retain, Select};
+use crate::cli::Options;
 use crate::corpus::Corpus;
 use crate::failure::Failure;
 use crate::files::LineFile;
 use crate::load::{LoadHistory, busiest};
 use crate::model::Model;
 use crate::moe::{MoeSpec, MoeStats};
-use crate::moe_op::{MoeSeconds, Pass};
-use crate::optim::{ADAMW, JointAdamW, learning_rate};
+use crate::moe_op::MoeSeconds;
+use crate::optim::ADAMW;
 use crate::progress::Progress;
+use crate::trainer::{Progressed, Trainer};
 
 /// Coefficient of the load balancing loss.
 const AUX_COEF: f64 = 0.01;
@@ -46,8 +47,8 @@ impl CurvePoint {
 pub(crate) struct Run {
     /// "plain" or "lrmoe".
     pub(crate) policy: &'static str,
-    pub(crate) select: Select,
-    pub(crate) retain: Retain,
+    pub(crate) select: Selection,
+    pub(crate) retain: Retention,
     /// Steps done.
     pub(crate) steps: u64,
     /// Whether it came to its own end.
@@ -62,7 +63,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(policy: &'static str, select: Select, retain: Retain, options: &Options) -> Self {
+    pub(crate) fn new(policy: &'static str, select: Selection, retain: Retention, options: &Options) -> Self {
         let loads = LoadHistory::new(options.steps, options.layers);
         let (moe, peak) = (MoeSeconds::default(), None);
         let (curve, steps, ended, routed_pairs, backward_pairs) = (Vec::new(), 0, false, 0, 0);
@@ -94,7 +95,7 @@ pub(crate) struct Sinks {
 }
 
 /// Steps after which a run that has not reached its goal gives up: a quarter more than planned.
-fn last_step(steps: u64) -> u64 {
+pub(crate) fn last_step(steps: u64) -> u64 {
     steps + steps / 4
 }
 
@@ -109,27 +110,27 @@ pub(crate) fn train(
     stop: &AtomicBool,
 ) -> Result<(), Failure> {
     let backend = CpuBackend::new();
-    let model = Model::new(options, &moe_spec(run, options), &backend)?;
-    let mut optimizer = JointAdamW::new(&model)?;
+    let spec = moe_spec(run, options);
+    let mut trainer = Trainer::new(options.layers, &spec, &backend, options.batch(), options.steps)?;
     let mut progress = Progress::new(run.policy, options.steps);
     let stopped = || stop.load(Ordering::Relaxed);
-    let mut result = validate(run, &model, options, corpus).map(|loss| progress.validated(0, None, loss));
+    let mut result = validate(run, &trainer, corpus).map(|loss| progress.validated(0, None, loss));
     while result.is_ok() && !stopped() {
         let short = goal.is_some_and(|goal| run.reached(goal).is_none());
         if run.steps >= if short { last_step(options.steps) } else { options.steps } {
             run.ended = true;
             break;
         }
-        result = step(run, &model, &mut optimizer, options, corpus).and_then(|mut line| {
+        result = step(run, &mut trainer, corpus).and_then(|mut line| {
             let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
             if is_validated(run.steps, options.steps) || stopped() {
-                let loss = validate(run, &model, options, corpus)?;
+                let loss = validate(run, &trainer, corpus)?;
                 line["val_loss"] = loss.into();
                 progress.validated(run.steps, Some(train_loss), loss);
             }
             progress.step(run.steps, train_loss);
             sinks.metrics.line(&line.to_string())?;
-            sinks.trace.as_mut().map_or(Ok(()), |trace| record(trace, run.steps - 1, &model))
+            sinks.trace.as_mut().map_or(Ok(()), |trace| record(trace, run.steps - 1, &trainer.model))
         });
     }
     run.peak = Some(backend.memory().report());
@@ -140,14 +141,15 @@ pub(crate) fn train(
 fn moe_spec(run: &Run, options: &Options) -> MoeSpec {
     MoeSpec {
         layer: 0,
-        hidden: options.hidden,
-        intermediate: options.hidden,
-        experts: options.experts,
-        top_k: options.top_k,
-        select: run.select,
-        retain: run.retain,
-        alpha: options.alpha,
-        aux_coef: AUX_COEF,
+        config: MoeConfig::new(options.hidden, options.hidden, options.experts(), options.top_k()),
+        options: LayerOptions {
+            select: run.select,
+            plan: PlanOptions { retention: run.retain, ..options.plan_options() },
+            score_floor: options.score_floor,
+            aux_loss_coef: AUX_COEF,
+            ..LayerOptions::default()
+        },
+        bias_step: 0.0,
         seed: options.seed,
         adamw: ADAMW,
     }
@@ -159,52 +161,29 @@ fn is_validated(done: u64, steps: u64) -> bool {
 }
 
 /// One training step; returns its line of metrics.
-fn step(
-    run: &mut Run,
-    model: &Model,
-    optimizer: &mut JointAdamW,
-    options: &Options,
-    corpus: &Corpus,
-) -> Result<Value, Failure> {
+fn step(run: &mut Run, trainer: &mut Trainer, corpus: &Corpus) -> Result<Value, Failure> {
     let index = run.steps;
-    let windows = corpus.training_windows(options.seed, index, options.batch);
-    let loss = model.loss(&windows, Pass::Train { step: index })?;
-    let loss_value = finite(f64::from(loss.to_scalar::<f32>()?), "loss", index)?;
-    let lr = learning_rate(index, options.steps);
-    let grad_norm = optimizer.step(model, &mut loss.backward()?, lr)?;
-    let mut layers = Vec::with_capacity(options.layers);
-    for (index_of_layer, layer) in model.moe_layers().enumerate() {
+    let Progressed { loss, lr, grad_norm } = trainer.step(corpus)?;
+    let mut layers = Vec::new();
+    for (index_of_layer, layer) in trainer.model.moe_layers().enumerate() {
         let stats = layer.with(|l| l.stats().clone());
         run.routed_pairs += sum(&stats.counts);
         run.backward_pairs += sum(&stats.retained);
         run.loads.add(index, index_of_layer, &stats);
         layers.push(layer_metrics(&stats));
     }
-    run.moe = model.moe_seconds();
+    run.moe = trainer.model.moe_seconds();
     run.steps += 1;
     Ok(json!({
-        "run": run.policy, "step": run.steps, "loss": loss_value, "val_loss": null, "lr": lr, "grad_norm": grad_norm,
+        "run": run.policy, "step": run.steps, "loss": loss, "val_loss": null, "lr": lr, "grad_norm": grad_norm,
         "moe_forward_s": run.moe.forward, "moe_backward_s": run.moe.backward, "layers": layers,
     }))
 }
 
-fn validate(run: &mut Run, model: &Model, options: &Options, corpus: &Corpus) -> Result<f64, Failure> {
-    let windows = corpus.validation_windows();
-    let mut total = 0.0;
-    for chunk in windows.chunks(options.batch) {
-        total += f64::from(model.loss(chunk, Pass::Evaluate)?.to_scalar::<f32>()?) * chunk.len() as f64;
-    }
-    let val_loss = finite(total / windows.len() as f64, "validation loss", run.steps)?;
+fn validate(run: &mut Run, trainer: &Trainer, corpus: &Corpus) -> Result<f64, Failure> {
+    let val_loss = trainer.validate(corpus)?;
     run.curve.push(CurvePoint { step: run.steps, val_loss, moe: run.moe });
     Ok(val_loss)
-}
-
-fn finite(x: f64, what: &str, step: u64) -> Result<f64, Failure> {
-    if x.is_finite() {
-        Ok(x)
-    } else {
-        Err(Failure::run(format!("training diverged: the {what} at step {step} is {x}")))
-    }
 }
 
 fn layer_metrics(stats: &MoeStats) -> Value {

@@ -46,7 +46,11 @@ pub(crate) struct Protocol {
     pub(crate) intermediate: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
+    /// As `--policy` and `--activations` named them.
+    pub(crate) policies: String,
+    pub(crate) activations: String,
     /// Of the policies that select.
+    pub(crate) select: String,
     pub(crate) retain: String,
     pub(crate) alpha: f64,
     pub(crate) slack: f64,
@@ -95,7 +99,7 @@ pub(crate) struct PolicyRun {
     pub(crate) busiest_over_mean_backward: f64,
     /// Instances beyond one for each expert: mean over layers and steps.
     pub(crate) replicas_mean: f64,
-    /// Slots of the policy over experts, where it has slots.
+    /// Token rows, gradients and weights that crossed nodes.
     pub(crate) bytes_inter_node: f64,
     /// Most waves of a step.
     pub(crate) waves: u64,

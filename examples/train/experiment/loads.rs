@@ -1,0 +1,181 @@
+//! What the ranks do in one step of one layer under one plan: the sizes that are executed and timed, and the traffic that is modelled.
+
+use lrmoe::memory::Category;
+use lrmoe::plan::{
+    Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup, exchange_rows_per_token,
+    optimizer_exchange, selection_exchange,
+};
+use lrmoe::share::Share;
+use lrmoe::{Error, Result};
+
+/// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
+const SUBTOTAL: [Category; 6] = [
+    Category::Weights,
+    Category::Replicas,
+    Category::TokenBuffers,
+    Category::Stash,
+    Category::Exchange,
+    Category::Scratch,
+];
+
+/// One step of one layer under one plan.
+#[derive(Debug, Clone)]
+pub(crate) struct Loads {
+    /// `[R]`.
+    pub(crate) shares: Vec<Share>,
+    /// Seconds at each of [`NETWORKS`](super::cell::NETWORKS).
+    pub(crate) exchange_s: [f64; 3],
+    pub(crate) optimizer_exchange_s: [f64; 3],
+    /// Wall seconds of planning on this machine.
+    pub(crate) plan_s: f64,
+    pub(crate) bytes_inter_node: f64,
+    pub(crate) busiest_over_mean: [f64; 2],
+    pub(crate) replicas: usize,
+    pub(crate) waves: u64,
+    /// The fullest rank.
+    pub(crate) peak: RankMemory,
+    /// The largest sum of [`SUBTOTAL`] on a rank.
+    pub(crate) subtotal_bytes: u64,
+    pub(crate) routed: u64,
+    pub(crate) retained: u64,
+    pub(crate) dropped: u64,
+}
+
+/// Where every pair goes.
+pub(crate) struct Moves<'a> {
+    /// `[T, k]` experts.
+    pub(crate) ids: &'a [u32],
+    pub(crate) top_k: usize,
+    /// `[T]`.
+    pub(crate) source_of_token: &'a [u32],
+    /// `[T, k]` ranks, forward.
+    pub(crate) out: &'a [u32],
+    /// `[T, k]` ranks, backward.
+    pub(crate) back: &'a [u32],
+}
+
+/// A plan, where the experts were before it, and what it is priced with.
+pub(crate) struct Priced<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) before: &'a Placement,
+    pub(crate) setups: &'a [Setup; 3],
+    pub(crate) plan_s: f64,
+}
+
+impl Loads {
+    /// # Errors
+    /// [`Error::Argument`] where a retained pair has nowhere to be computed, or not where its expert is.
+    pub(crate) fn new(moves: &Moves<'_>, retained: &[bool], priced: &Priced<'_>) -> Result<Self> {
+        let Priced { plan, before, setups, plan_s } = *priced;
+        let (ranks, per_node) = (plan.ranks(), setups[0].cluster.ranks_per_node);
+        let Moves { top_k, source_of_token, .. } = *moves;
+        let count = |to: &[u32]| ExchangeRows::count(to, top_k, source_of_token, ranks, per_node);
+        let rows = [count(moves.out)?, count(moves.back)?];
+        let loads = [moves.instances(plan, moves.out)?, moves.instances(plan, moves.back)?];
+        let kept = retained.iter().filter(|&&kept| kept).count() as u64;
+        let computed = loads[1].iter().map(|&n| u64::from(n)).sum::<u64>();
+        if computed != kept {
+            return Err(Error::argument("backward pairs", computed, format!("the {kept} that were retained")));
+        }
+        let selects = !plan.retained.keeps_everything();
+        let waves = [plan.predicted.waves_forward, plan.predicted.waves_backward];
+        let row_bytes = |direction| {
+            let row = setups[0].config.hidden_size * setups[0].dtype.bytes();
+            row as f64 * f64::from(exchange_rows_per_token(plan.activations, direction))
+        };
+        let passes = [Direction::Forward, Direction::Backward];
+        let exchange = |setup: &Setup| -> Result<f64> {
+            let mut seconds = if selects { selection_exchange(setup)? } else { 0.0 };
+            for ((direction, rows), waves) in passes.into_iter().zip(&rows).zip(waves) {
+                seconds += rows.seconds(&setup.cluster, row_bytes(direction), 2.0 * waves as f64)?;
+            }
+            Ok(seconds)
+        };
+        let placements = [before, &plan.placement, &plan.next];
+        let (mut exchange_s, mut optimizer_exchange_s) = ([0.0; 3], [0.0; 3]);
+        for (i, setup) in setups.iter().enumerate() {
+            exchange_s[i] = exchange(setup)?;
+            optimizer_exchange_s[i] = optimizer_exchange(setup, placements)?.seconds;
+        }
+        let crossing: f64 =
+            passes.into_iter().zip(&rows).map(|(pass, rows)| rows.crossing_nodes() as f64 * row_bytes(pass)).sum();
+        let optimizer = optimizer_exchange(&setups[0], placements)?;
+        let memory = |rank: &RankMemory| SUBTOTAL.iter().map(|&c| rank.reserved[c as usize]).sum();
+        let peak = plan.memory.iter().max_by_key(|rank| rank.total()).copied();
+        Ok(Self {
+            shares: (0..ranks).map(|r| moves.share(r, plan, &loads, &rows, retained, &setups[0])).collect::<Result<_>>()?,
+            exchange_s,
+            optimizer_exchange_s,
+            plan_s,
+            bytes_inter_node: crossing + optimizer.inter_node_bytes,
+            busiest_over_mean: loads.each_ref().map(|loads| busiest_over_mean(plan, loads)),
+            replicas: plan.placement.instances() - plan.experts(),
+            waves: waves[0].max(waves[1]),
+            peak: peak.ok_or_else(|| Error::argument("ranks", 0, "1 or more"))?,
+            subtotal_bytes: plan.memory.iter().map(memory).max().unwrap_or(0),
+            routed: moves.ids.iter().filter(|&&e| e != NOWHERE).count() as u64,
+            retained: kept,
+            dropped: plan.dropped.as_ref().map_or(0, Counts::total),
+        })
+    }
+}
+
+impl Moves<'_> {
+    /// Pairs of each instance.
+    fn instances(&self, plan: &Plan, to: &[u32]) -> Result<Vec<u32>> {
+        let mut loads = vec![0; plan.placement.instances()];
+        for (&expert, &rank) in self.ids.iter().zip(to).filter(|(_, rank)| **rank != NOWHERE) {
+            let instance = plan.placement.find(expert as usize, rank as usize).ok_or_else(|| {
+                Error::argument(format!("rank of a pair of expert {expert}"), rank, "one that holds the expert")
+            })?;
+            loads[instance] += 1;
+        }
+        Ok(loads)
+    }
+
+    /// The share of rank `r`.
+    fn share(
+        &self,
+        r: usize,
+        plan: &Plan,
+        loads: &[Vec<u32>; 2],
+        rows: &[ExchangeRows; 2],
+        retained: &[bool],
+        setup: &Setup,
+    ) -> Result<Share> {
+        let hosts = plan.placement.host_of_instance();
+        let resident = |loads: &[u32]| -> Vec<u32> {
+            hosts.iter().zip(loads).filter(|(host, _)| **host as usize == r).map(|(_, &load)| load).collect()
+        };
+        let own = |pair: usize| self.source_of_token[pair / self.top_k] as usize == r;
+        let parameters = setup.config.expert_parameters()? as usize;
+        let experts = plan.experts();
+        let here = |rows: &ExchangeRows| (rows.received[r] + rows.local[r]) as usize;
+        let sent = |rows: &ExchangeRows| rows.sent[r] as usize;
+        Ok(Share {
+            tokens: self.source_of_token.iter().filter(|&&source| source as usize == r).count(),
+            forward: resident(&loads[0]),
+            backward: resident(&loads[1]),
+            tokens_in_forward: here(&rows[0]),
+            tokens_in_backward: here(&rows[1]),
+            sent_forward: sent(&rows[0]),
+            sent_backward: sent(&rows[1]),
+            retained: retained.iter().enumerate().filter(|&(pair, &kept)| kept && own(pair)).count(),
+            optimizer_parameters: match plan.next.ownership() {
+                Ownership::Sharded => (experts * parameters).div_ceil(plan.ranks()),
+                Ownership::Home => plan.placement.homes_per_rank()[r] as usize * parameters,
+            },
+            activations: plan.activations,
+            selects: !plan.retained.keeps_everything(),
+        })
+    }
+}
+
+/// Pairs of the busiest rank over the mean; 1 without pairs.
+fn busiest_over_mean(plan: &Plan, loads: &[u32]) -> f64 {
+    let mut ranks = vec![0; plan.ranks()];
+    for (&rank, &load) in plan.placement.host_of_instance().iter().zip(loads) {
+        ranks[rank as usize] += load;
+    }
+    lrmoe::Statistics::max_over_mean(&ranks).unwrap_or(1.0)
+}

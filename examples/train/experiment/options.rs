@@ -1,0 +1,136 @@
+//! Options of the experiment.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use lrmoe::plan::cluster::parse_bytes;
+use lrmoe::plan::policy::{NAMES, by_name};
+use lrmoe::plan::{Activations, ClusterSpec};
+use lrmoe::{Error, MoeConfig};
+
+/// LRMoE's quotas filled by the highest scores instead of by sampling.
+pub(crate) const TOPQ: &str = "lrmoe-topq";
+/// LRMoE without replicas, planned on LRMoE's training run.
+pub(crate) const ONE_COPY: &str = "lrmoe-1copy";
+/// The policies of `--policy all`.
+const ALL: [&str; 9] = ["fixed", "fixed-waves", "eplb", "llep", "symi", "symi-drop", "lrmoe", ONE_COPY, TOPQ];
+
+/// What only the experiment asks for.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "The experiment")]
+pub(crate) struct ExperimentArgs {
+    /// Virtual ranks that share a step's tokens evenly; switches from the two runs to the experiment
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) ranks: Option<u16>,
+    /// Consecutive ranks with fast links between them [default: the machine's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "ranks")]
+    pub(crate) ranks_per_node: Option<u16>,
+    /// Policies: all, or names with commas
+    #[arg(long, value_name = "all|LIST", default_value = "all", requires = "ranks")]
+    pub(crate) policy: PolicyNames,
+    /// Bytes of a rank for all MoE layers: 8MiB, 24GiB [default: as much as anything takes]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "ranks")]
+    pub(crate) budget: Option<u64>,
+    /// Machine whose network, memory and latencies are scaled to the model and this processor
+    #[arg(long, value_name = "NAME", default_value = "8xa100", value_parser = ClusterSpec::PRESETS.to_vec(), requires = "ranks")]
+    pub(crate) cluster: String,
+    /// Runs everything with so many seeds, from --seed on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "ranks")]
+    pub(crate) seeds: u64,
+    /// Models whose routing and proportions are kept, with commas
+    #[arg(long, value_name = "NAMES", default_value = "qwen3-30b-a3b", value_delimiter = ',', value_parser = MoeConfig::PRESETS.to_vec(), requires = "ranks")]
+    pub(crate) preset: Vec<String>,
+    /// How strongly the router is balanced, with commas: usual is as the model's own training, weak a hundredth of the loss or a tenth
+    /// of the bias step
+    #[arg(long, value_enum, value_name = "usual|weak", default_value = "usual", value_delimiter = ',', requires = "ranks")]
+    pub(crate) balancing: Vec<Balancing>,
+    /// What forward keeps for backward
+    #[arg(long, value_enum, default_value_t = Kept::Both, requires = "ranks")]
+    pub(crate) activations: Kept,
+    /// Executes and times every rank's share of one layer in every Nth step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..), requires = "ranks")]
+    pub(crate) time_every: u64,
+    /// GEMM rate of one virtual rank in operations a second [default: measured first, and kept in the output folder]
+    #[arg(long, value_name = "RATE", requires = "ranks")]
+    pub(crate) gemm_flops: Option<f64>,
+}
+
+/// How strongly the router is balanced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Balancing {
+    /// As published for the model.
+    Usual,
+    /// Far less.
+    Weak,
+}
+
+impl Balancing {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Usual => "usual",
+            Self::Weak => "weak",
+        }
+    }
+}
+
+/// `--activations`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kept {
+    /// Inner activations of every pair.
+    Stash,
+    /// Norms; the rest is computed again.
+    Recompute,
+    /// One after the other.
+    Both,
+}
+
+impl Kept {
+    pub(crate) const fn modes(self) -> &'static [Activations] {
+        match self {
+            Self::Stash => &[Activations::Stash],
+            Self::Recompute => &[Activations::Recompute],
+            Self::Both => &[Activations::Stash, Activations::Recompute],
+        }
+    }
+}
+
+/// `--policy`: names without duplicates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PolicyNames(Vec<String>);
+
+impl PolicyNames {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+impl FromStr for PolicyNames {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text.trim() == "all" {
+            return Ok(Self(ALL.map(String::from).to_vec()));
+        }
+        let mut names: Vec<String> = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            if name != TOPQ && name != ONE_COPY && by_name(name).is_err() {
+                let allowed = format!("all, or some of {}, {ONE_COPY}, {TOPQ}", NAMES.join(", "));
+                return Err(Error::argument("policy", format!("`{name}`"), allowed));
+            }
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        if names.iter().any(|name| name == ONE_COPY) && !names.iter().any(|name| name == "lrmoe") {
+            return Err(Error::argument("policy", ONE_COPY, "only beside lrmoe, on whose training run it is planned"));
+        }
+        Ok(Self(names))
+    }
+}
+
+impl fmt::Display for PolicyNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join(","))
+    }
+}
