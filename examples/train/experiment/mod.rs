@@ -40,7 +40,6 @@ use crate::progress::say;
 use cell::{Cell, Key, Protocol};
 use clock::Clock;
 use geometry::Geometry;
-use options::Balancing;
 use runner::Task;
 
 /// A budget that nothing passes.

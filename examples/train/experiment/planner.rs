@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use lrmoe::plan::policy::Input;
-use lrmoe::plan::route::{Sources, assign, route_backward, transport};
-use lrmoe::plan::{Activations, Counts, Demand, Placement, Plan, Policy, RetentionPlan, Route, Setup};
+use lrmoe::plan::route::{Route, Sources, assign, route_backward, transport};
+use lrmoe::plan::{Activations, Counts, Demand, Placement, Plan, Policy, RetentionPlan, Setup};
 use lrmoe::plan::{NOWHERE, destinations, pair_counts, retain};
 use lrmoe::{Error, Result, RoutedCall, Schedule};
 
@@ -151,12 +151,11 @@ impl Pending {
     ) -> Result<Loads> {
         let (ids, k, from) = (&self.ids, self.top_k, &self.source_of_token);
         let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
-        let computed = match &plan.dropped {
+        let computed: Option<Vec<bool>> = match &plan.dropped {
             Some(dropped) => Some(last_pairs(ids, k, from, dropped)?.into_iter().map(|dropped| !dropped).collect()),
             None => None,
         };
-        let computed: Option<&[bool]> = computed.as_deref();
-        let out = destinations(ids, k, from, experts, &plan.forward, computed)?;
+        let out = destinations(ids, k, from, experts, &plan.forward, computed.as_deref())?;
         let back = match plan.activations {
             Activations::Stash => retain(&out, retained)?,
             Activations::Recompute => {

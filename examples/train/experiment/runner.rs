@@ -177,7 +177,8 @@ impl Task<'_> {
                 let (ranks, experts) = (self.protocol.ranks, self.geometry.small.num_experts);
                 let pairs = self.key.tokens * self.geometry.small.num_experts_per_tok;
                 let even = Counts::from_flat(ranks, experts, vec![pairs.div_ceil(ranks * experts) as u32; ranks * experts])?;
-                let most = Setup { activations: Some(Activations::Stash), ..setup.clone() };
+                let mut most = setup.clone();
+                most.activations = Some(Activations::Stash);
                 let start = Symi::default().start(&most, &even)?;
                 let slots: usize = start.slots().iter().map(|&slots| slots as usize).sum();
                 Box::new(Symi { drop: name == "symi-drop", slots_per_rank: Some(slots / ranks), ..Symi::default() })
