@@ -67,7 +67,14 @@ impl Bars for Targets {
         area.draw(&PathElement::new([(x, y), (x, y + 12)], INK.stroke_width(1)))?;
         area.draw(&PathElement::new([(x - 3, y), (x + 3, y)], INK.stroke_width(1)))?;
         area.draw(&PathElement::new([(x - 3, y + 12), (x + 3, y + 12)], INK.stroke_width(1)))?;
-        write(area, "least to most over seeds; n/r: not reached", (x + 12, y), 12, HPos::Left, &INK)
+        write(
+            area,
+            "least to most over seeds; n/r: not reached; (2/3): with two of three seeds",
+            (x + 12, y),
+            12,
+            HPos::Left,
+            &INK,
+        )
     }
 
     fn unit(&self) -> &str {
@@ -100,10 +107,13 @@ impl Bars for Targets {
                     panel.whisker(middle, s.min, s.max)?;
                 }
                 if i + 1 == TARGETS.len() {
-                    panel.label(middle, panel.clear_of(s.max, 1.0), &format!("{:.2}", s.mean))?;
+                    let (seeds, _) = row.seeds();
+                    let part = if s.seeds < seeds { format!(" ({}/{seeds})", s.seeds) } else { String::new() };
+                    panel.label(middle, panel.clear_of(s.max, 1.0), &format!("{:.2}{part}", s.mean))?;
                 }
             } else if !unfit(&row) {
-                panel.label(middle, 0.0, "n/r")?;
+                // Where symi did not get there, nothing is relative to it.
+                panel.label(middle, 0.0, if row.step().is_none() { "n/r" } else { "-" })?;
             }
         }
         if !any && rows(group, mode, policy).iter().any(unfit) {
@@ -206,6 +216,14 @@ mod tests {
         // Both lrmoe policies under Recompute, three targets, two groups.
         assert_eq!(count(&svg, "\nn/r\n"), 12);
         assert_eq!(count(&svg, "\n1.00\n"), 4);
+        // With one of the two seeds of the first group, symi stops before the last target.
+        cells[0].runs.iter_mut().filter(|r| r.policy == "symi").for_each(|r| r.curve.truncate(18));
+        let svg = targets(&cells).unwrap();
+        assert_eq!((count(&svg, "\n1.00 (1/2)\n"), count(&svg, "\n-\n")), (2, 0));
+        cells[1].runs.iter_mut().filter(|r| r.policy == "symi").for_each(|r| r.curve.truncate(18));
+        let svg = targets(&cells).unwrap();
+        // fixed-waves in both modes, fixed under Recompute, and both lrmoe policies under Stash.
+        assert_eq!((count(&svg, "\n-\n"), count(&svg, "\nn/r\n")), (5, 14));
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub(super) trait Bars {
     fn legend(&self, area: &Area<'_>, at: (i32, i32)) -> Drawn;
     /// What the height of a bar is, with its unit.
     fn unit(&self) -> &str;
-    /// Highest value of a panel; `None` where there is nothing to draw, with the reason why.
+    /// Highest value of a panel, or why there is nothing to draw.
     fn top(&self, group: &Group<'_>, mode: &str) -> Result<f64, &'static str>;
     /// The bars of one policy.
     fn draw(&self, panel: &Panel<'_, '_>, group: &Group<'_>, mode: &str, policy: &str, index: usize) -> Drawn;

@@ -67,7 +67,9 @@ fn protocol(cell: &Cell) -> String {
         p.smoothing,
         p.score_floor
     );
-    format!("    {machine}\n    {model}")
+    let cpu = cell.machine["cpu"].as_str().unwrap_or("a processor of unknown name");
+    let threads = &cell.machine["threads"];
+    format!("    {machine}\n    {model}\n    measured on {cpu} with {threads} threads")
 }
 
 fn percents() -> Vec<String> {
@@ -253,6 +255,7 @@ mod tests {
     #[test]
     fn rows_hold_the_numbers_of_the_cells() {
         let text = text(&[cell(1)]);
+        assert!(text.contains("measured on test with 2 threads") && text.contains("retain 0.5, alpha 1"), "{text}");
         // A step of symi takes 1.08 s of phases times 1.01, 0.3 s of traffic and 0.01 s of planning.
         let symi = row(&text, "stash: time", "symi");
         assert_eq!(symi, ["symi", "60", "80", "95", "84.05", "112.06", "133.08", "0.0", "0.0", "0.0", "-"]);
