@@ -1,0 +1,177 @@
+//! Target losses of a cell, and when a run reaches one.
+
+use std::collections::BTreeMap;
+
+use crate::experiment::cell::{Cell, Cost, Point, PolicyRun, TARGETS};
+
+/// The trajectory of policies that compute every pair in both passes: the plain run.
+pub(crate) const PLAIN: &str = "all";
+
+/// A run at a target loss, between two validations in general.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Reached {
+    pub(crate) step: f64,
+    /// All steps until then.
+    pub(crate) cost: Cost,
+}
+
+/// The step whose validation loss in the plain run is a target: `fraction` of the planned `steps`, rounded up.
+pub(crate) fn target_step(steps: u64, fraction: f64) -> u64 {
+    // In whole percent, so that 0.95 * 20 is 19 and not a little more.
+    let percent = (fraction * 100.0).round() as u64;
+    (steps * percent).div_ceil(100)
+}
+
+/// The target losses, one for each of [`TARGETS`]; `None` where the plain run did not get there.
+pub(crate) fn losses(cell: &Cell) -> [Option<f64>; 3] {
+    TARGETS.map(|fraction| {
+        let step = target_step(cell.protocol.steps, fraction);
+        plain_runs(cell).flat_map(|run| &run.curve).find(|p| p.step == step).map(|p| p.val_loss)
+    })
+}
+
+/// The step at which the plain run first comes down to `loss`.
+pub(crate) fn plain_step(cell: &Cell, loss: f64) -> Option<f64> {
+    plain_runs(cell).find_map(|run| reach(run, loss)).map(|reached| reached.step)
+}
+
+/// All share their numerics.
+fn plain_runs(cell: &Cell) -> impl Iterator<Item = &PolicyRun> {
+    cell.runs.iter().filter(|run| run.trajectory == PLAIN)
+}
+
+/// Where the validation loss first comes down to `loss`: on the straight line between the validations before and after, of the
+/// step and of every part of the cost alike. `None` if it never does.
+pub(crate) fn reach(run: &PolicyRun, loss: f64) -> Option<Reached> {
+    let after = run.curve.iter().position(|p| p.val_loss <= loss)?;
+    let end = run.curve.get(after)?;
+    let before = after.checked_sub(1).and_then(|i| run.curve.get(i));
+    Some(match before {
+        Some(start) if start.val_loss > loss => {
+            between(start, end, (start.val_loss - loss) / (start.val_loss - end.val_loss))
+        }
+        _ => Reached { step: end.step as f64, cost: end.cost.clone() },
+    })
+}
+
+fn between(start: &Point, end: &Point, part: f64) -> Reached {
+    // Exact at both ends.
+    let mix = |a: f64, b: f64| (1.0 - part) * a + part * b;
+    let (a, b) = (&start.cost, &end.cost);
+    let map = |a: &BTreeMap<String, f64>, b: &BTreeMap<String, f64>| {
+        let value = |of: &BTreeMap<String, f64>, name: &str| of.get(name).copied().unwrap_or(0.0);
+        a.keys().chain(b.keys()).map(|name| (name.clone(), mix(value(a, name), value(b, name)))).collect()
+    };
+    let array = |a: [f64; 3], b: [f64; 3]| std::array::from_fn(|i| mix(a[i], b[i]));
+    let cost = Cost {
+        phases: map(&a.phases, &b.phases),
+        mean: map(&a.mean, &b.mean),
+        exchange_s: array(a.exchange_s, b.exchange_s),
+        optimizer_exchange_s: array(a.optimizer_exchange_s, b.optimizer_exchange_s),
+        plan_s: mix(a.plan_s, b.plan_s),
+    };
+    Reached { step: mix(start.step as f64, end.step as f64), cost }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{cell, run};
+    use super::*;
+    use crate::experiment::cell::NETWORKS;
+
+    fn point(step: u64, val_loss: f64, seconds: f64) -> Point {
+        let phases = |s: f64| BTreeMap::from([("forward".to_owned(), s), ("wgrad".to_owned(), 2.0 * s)]);
+        let cost = Cost {
+            phases: phases(seconds),
+            mean: phases(seconds / 2.0),
+            exchange_s: [4.0 * seconds, 2.0 * seconds, seconds],
+            optimizer_exchange_s: [0.5 * seconds; 3],
+            plan_s: 0.25 * seconds,
+        };
+        Point { step, val_loss, cost }
+    }
+
+    fn with_curve(curve: Vec<Point>) -> PolicyRun {
+        PolicyRun { curve, ..run("lrmoe", "stash", "lrmoe", 1.0, 0.0) }
+    }
+
+    #[test]
+    fn target_steps_are_rounded_up_from_exact_percentages() {
+        let steps = |n| TARGETS.map(|fraction| target_step(n, fraction));
+        assert_eq!(steps(100), [60, 80, 95]);
+        assert_eq!(steps(20), [12, 16, 19]);
+        assert_eq!(steps(7), [5, 6, 7]);
+        assert_eq!(steps(1), [1, 1, 1]);
+        for n in 1..3000 {
+            assert_eq!(steps(n), [60, 80, 95].map(|percent| (n * percent).div_ceil(100)));
+        }
+    }
+
+    #[test]
+    fn a_crossing_is_interpolated_in_step_and_in_every_part() {
+        // From 3.0 at step 40 to 2.6 at step 60: 2.9 is a quarter of the way.
+        let run = with_curve(vec![point(0, 5.0, 0.0), point(40, 3.0, 8.0), point(60, 2.6, 16.0), point(80, 2.4, 99.0)]);
+        let reached = reach(&run, 2.9).unwrap();
+        assert!((reached.step - 45.0).abs() < 1e-9);
+        let cost = &reached.cost;
+        for (got, expected) in [
+            (cost.phases["forward"], 10.0),
+            (cost.phases["wgrad"], 20.0),
+            (cost.mean["forward"], 5.0),
+            (cost.mean["wgrad"], 10.0),
+            (cost.exchange_s[0], 40.0),
+            (cost.exchange_s[1], 20.0),
+            (cost.exchange_s[2], 10.0),
+            (cost.optimizer_exchange_s[1], 5.0),
+            (cost.plan_s, 2.5),
+            // The whole is interpolated as its parts are: between 46 and 92.
+            (cost.moe_s(1), 57.5),
+        ] {
+            assert!((got - expected).abs() < 1e-9, "{got} is not {expected}");
+        }
+        for network in 0..NETWORKS.len() {
+            let whole = |i: usize| run.curve[i].cost.moe_s(network);
+            assert!((cost.moe_s(network) - (0.75 * whole(1) + 0.25 * whole(2))).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn the_first_crossing_counts_and_a_loss_met_exactly_is_reached_there() {
+        let run = with_curve(vec![point(0, 5.0, 0.0), point(10, 3.0, 1.0), point(20, 3.5, 2.0), point(30, 2.0, 3.0)]);
+        assert_eq!(reach(&run, 3.2).unwrap().step, 9.0);
+        assert_eq!(reach(&run, 3.0).unwrap(), Reached { step: 10.0, cost: run.curve[1].cost.clone() });
+        assert_eq!(reach(&run, 2.0).unwrap(), Reached { step: 30.0, cost: run.curve[3].cost.clone() });
+        assert_eq!(reach(&run, 5.0).unwrap().step, 0.0);
+        assert_eq!(reach(&run, 9.0).unwrap().step, 0.0);
+        assert_eq!(reach(&run, 1.9), None);
+        assert_eq!(reach(&with_curve(Vec::new()), 9.0), None);
+    }
+
+    #[test]
+    fn a_phase_that_appears_later_counts_from_zero() {
+        let mut curve = vec![point(0, 4.0, 0.0), point(10, 2.0, 1.0)];
+        curve[0].cost = Cost::default();
+        curve[1].cost.phases.insert("score".into(), 6.0);
+        assert!((reach(&with_curve(curve), 3.0).unwrap().cost.phases["score"] - 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn targets_are_the_plain_runs_whatever_order_the_runs_are_in() {
+        let mut cell = cell(7);
+        let expected = losses(&cell);
+        let plain = cell.runs.iter().find(|run| run.policy == "symi").unwrap();
+        let at = |step: u64| plain.curve.iter().find(|p| p.step == step).map(|p| p.val_loss);
+        assert_eq!(expected, [at(60), at(80), at(95)]);
+        assert!(expected.iter().all(Option::is_some));
+        cell.runs.reverse();
+        assert_eq!(losses(&cell), expected);
+        assert_eq!(plain_step(&cell, expected[1].unwrap()), Some(80.0));
+        // Plain runs that stopped early set only the targets they passed.
+        for run in &mut cell.runs {
+            run.curve.retain(|p| p.step <= 80);
+        }
+        assert_eq!(losses(&cell), [expected[0], expected[1], None]);
+        cell.runs.retain(|run| run.trajectory != PLAIN);
+        assert_eq!((losses(&cell), plain_step(&cell, 9.0)), ([None; 3], None));
+    }
+}
