@@ -65,8 +65,8 @@ pub use backend::{Backend, Buffer, Caps};
 pub use config::{ModelType, MoeConfig, ScoringFunc};
 pub use error::{Error, Result};
 pub use layer::{
-    Activations, ForwardContext, Gradients, LayerOptions, MoeLayer, ParamId, Part, RouterGradient, Routing,
-    SavedForward, ScoreStatistics, Selection, Statistics, Trainable,
+    Activations, ForwardContext, Gradients, LayerOptions, MoeLayer, ParamId, Part, RoutedCall, RouterGradient, Routing,
+    SavedForward, Schedule, ScoreStatistics, Selection, Statistics, Trainable,
 };
 pub use losses::RouterTerms;
 pub use optim::{AdamW, AdamWConfig};

@@ -30,6 +30,8 @@ mod optimizer;
 mod predicted;
 #[path = "layer/sample.rs"]
 mod sample;
+#[path = "layer/schedule.rs"]
+mod schedule;
 #[path = "layer/selection.rs"]
 mod selection;
 #[path = "layer/training.rs"]
@@ -89,6 +91,7 @@ fn on_device<B: Backend>(device: Device<B>) -> Vec<Trial> {
         memory::trials(device),
         predicted::trials(device),
         training::trials(device),
+        schedule::trials(device),
         faults_rows::trials(device),
         faults_values::trials(device),
     ]

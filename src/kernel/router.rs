@@ -107,8 +107,8 @@ kernel! {
 }
 
 kernel! {
-    /// The estimated router gradient, ALGORITHM section 3.7: `c_t = dot_dy[t] / sum_j g_tj` (0 where that sum is 0);
-    /// `c_t` for a dropped pair, `c_t + w (<u, h> - c_t)` for a retained one, `<u, h>` where w = 1.
+    /// The estimated router gradient, ALGORITHM section 3.7: `c_t = dot_dy[t] / sum_j g_tj` (0 where that sum is 0 or
+    /// `dot_dy` is absent); `c_t` for a pair that is not retained, `c_t + w (<u, h> - c_t)` for a retained one, `<u, h>` where w = 1.
     RouterGrad {
         params {
             /// T.
@@ -119,7 +119,7 @@ kernel! {
         read {
             /// f32 `[T, k]`.
             weights: Buf,
-            /// f32 `[T]`: `<d_t, y_t>` of the routed part; absent where nothing is dropped.
+            /// f32 `[T]`: `<d_t, y_t>` of the routed part; absent where every pair that was computed is retained.
             dot_dy: Option<Buf>,
             /// f32 `[kept]`: `<u, h>`.
             dot: Buf,

@@ -92,6 +92,7 @@ impl<B: Backend> MoeLayer<B> {
             dx: Tensor::new(dx, sizes.tokens, sizes.hidden)?,
             d_logits: Tensor::new(d_logits, sizes.tokens, sizes.experts)?,
             stats,
+            row_of_pair: kept.of_pair,
         })
     }
 

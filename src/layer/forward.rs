@@ -1,6 +1,7 @@
 //! Forward: gate, counts, plan, then every routed pair.
 
 use super::saved::{SharedSaved, Tokens};
+use super::schedule::Checked;
 use super::{
     Activations, FLOATS, ForwardContext, MoeLayer, ParamId, RouterGradient, SavedForward, Selection, check_tensor,
 };
@@ -9,9 +10,9 @@ use crate::kernel::{NONE, Sigmoid};
 use crate::losses::RouterTerms;
 use crate::memory::Category;
 use crate::op::expert::{self, Activated, Sum, combine};
-use crate::op::router::{self, Linear, Routed};
+use crate::op::router::{self, Linear, Routed, Sizes};
 use crate::op::{Arena, Rows};
-use crate::plan::{PlanOptions, Retention, RetentionPlan, plan_one_rank};
+use crate::plan::{PlanOptions, Retention, plan_one_rank};
 use crate::rng::{PairKey, PairStream};
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Recording, Result};
@@ -52,7 +53,7 @@ impl<B: Backend> MoeLayer<B> {
     /// [`Error::Shape`] for tensors or context of wrong shape, [`Error::State`] where the layer has no router weight,
     /// [`Error::Overflow`], [`Error::OutOfMemory`], and what the device reports.
     pub fn forward(&self, x: &Tensor<B>, context: &ForwardContext<'_>) -> Result<(Tensor<B>, SavedForward<B>)> {
-        self.forward_saving(x, None, context)
+        self.forward_saving(x, None, context, |_, counts| self.plan(counts))
     }
 
     /// As [`MoeLayer::forward`] with the host's own `logits [T, E]` (f32); backward returns their gradient.
@@ -65,7 +66,7 @@ impl<B: Backend> MoeLayer<B> {
         logits: &Tensor<B>,
         context: &ForwardContext<'_>,
     ) -> Result<(Tensor<B>, SavedForward<B>)> {
-        self.forward_saving(x, Some(logits), context)
+        self.forward_saving(x, Some(logits), context, |_, counts| self.plan(counts))
     }
 
     /// The same `y` as [`MoeLayer::forward`], bit for bit, keeping nothing and counting nothing.
@@ -91,15 +92,25 @@ impl<B: Backend> MoeLayer<B> {
         Ok(self.compute(x, &begun, Keep::NOTHING)?.y)
     }
 
-    fn forward_saving(
+    /// `plan` is given the routing and its counts `[E]`.
+    pub(super) fn forward_saving(
         &self,
         x: &Tensor<B>,
         logits: Option<&Tensor<B>>,
         context: &ForwardContext<'_>,
+        plan: impl FnOnce(&Routed<B::Buffer>, &[u32]) -> Result<Checked>,
     ) -> Result<(Tensor<B>, SavedForward<B>)> {
         let begun = self.route(x, logits, context, self.options.tracks_losses())?;
-        let plan = self.plan(&begun.routed)?;
-        let terms = self.terms(&begun.routed, &plan.counts, begun.tokens.valid.count)?;
+        let counts = self.backend.read_blocking(&begun.routed.counts)?.into_u32()?;
+        let Checked { plan, drops } = plan(&begun.routed, &counts)?;
+        let terms = self.terms(&begun.routed, &counts, begun.tokens.valid.count)?;
+        let dropped = match drops {
+            Some(drops) => {
+                self.leave_out(&begun.routed, self.sizes(x.rows()), drops.ids)?;
+                drops.counts
+            }
+            None => vec![0; counts.len()],
+        };
         let exact = self.options.router_gradient == RouterGradient::Exact;
         let keep = Keep {
             ab: self.options.activations == Activations::Stash,
@@ -122,6 +133,8 @@ impl<B: Backend> MoeLayer<B> {
                 layer: context.layer,
             }),
             routed: begun.routed,
+            counts,
+            dropped,
             plan,
             terms,
             h_norm: done.activated.h_norm,
@@ -164,7 +177,16 @@ impl<B: Backend> MoeLayer<B> {
         Ok(Begun { tokens, token_ids, routed })
     }
 
-    /// Every routed pair, combined, plus the shared expert.
+    /// Makes new rows, for the pairs that `ids [T, k]` still names an expert for.
+    fn leave_out(&self, routed: &Routed<B::Buffer>, sizes: Sizes, ids: Vec<u32>) -> Result<()> {
+        let mut rec = Recording::new();
+        let ids = self.arena().upload_u32("computed_ids", ids, Category::Scratch)?;
+        router::permute(&mut rec, sizes, routed, &ids)?;
+        self.backend.submit(&rec)?;
+        Ok(())
+    }
+
+    /// Every pair that has a row, combined, plus the shared expert.
     fn compute(&self, x: &Tensor<B>, begun: &Begun<B>, keep: Keep) -> Result<Computed<B>> {
         let (arena, sizes) = (self.arena(), self.sizes(x.rows()));
         let routed = &begun.routed;
@@ -201,15 +223,15 @@ impl<B: Backend> MoeLayer<B> {
     }
 
     /// Quotas from this call's counts and the demand of the steps before.
-    fn plan(&self, routed: &Routed<B::Buffer>) -> Result<RetentionPlan> {
-        let counts = self.backend.read_blocking(&routed.counts)?.into_u32()?;
-        match self.options.select {
+    fn plan(&self, counts: &[u32]) -> Result<Checked> {
+        let plan = match self.options.select {
             Selection::All => {
                 let everything = PlanOptions { retention: Retention::Fraction(1.0), ..self.options.plan };
-                plan_one_rank(&counts, None, &everything)
+                plan_one_rank(counts, None, &everything)
             }
-            _ => plan_one_rank(&counts, self.demand.as_ref(), &self.options.plan),
-        }
+            _ => plan_one_rank(counts, self.demand.as_ref(), &self.options.plan),
+        }?;
+        Ok(Checked { plan, drops: None })
     }
 
     fn terms(&self, routed: &Routed<B::Buffer>, counts: &[u32], tokens: usize) -> Result<Option<RouterTerms>> {
@@ -306,7 +328,7 @@ impl<B: Backend> MoeLayer<B> {
     }
 }
 
-/// Rows of the routed experts: every pair.
+/// Rows of the routed experts: every pair that is computed.
 pub(super) fn pair_rows<Buf: Clone>(routed: &Routed<Buf>, tokens: usize, top_k: usize) -> Rows<Buf> {
     Rows { count: tokens * top_k, offsets: routed.offsets.clone(), index: Some(routed.pair_of_row.clone()), div: top_k }
 }

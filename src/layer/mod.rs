@@ -1,6 +1,7 @@
 //! The Mixture-of-Experts layer on one rank.
 //!
-//! [`MoeLayer::forward`] computes every routed pair; [`MoeLayer::backward`] computes the pairs that the plan retains.
+//! [`MoeLayer::forward`] computes every routed pair; [`MoeLayer::backward`] computes the pairs that the plan retains. A host that plans
+//! for several ranks hands its plan in through [`MoeLayer::forward_scheduled`].
 
 mod backward;
 mod forward;
@@ -8,6 +9,7 @@ mod kappa;
 mod options;
 mod params;
 mod saved;
+mod schedule;
 mod statistics;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ pub use crate::plan::{Activations, RouterGradient};
 pub use params::ParamId;
 pub(crate) use params::Params;
 pub use saved::{Gradients, Routing, SavedForward};
+pub use schedule::{RoutedCall, Schedule};
 pub use statistics::{ScoreStatistics, Statistics};
 
 use crate::backend::{Backend, Buffer};

@@ -3,6 +3,7 @@
 use super::Statistics;
 use crate::Result;
 use crate::backend::Backend;
+use crate::kernel::NONE;
 use crate::losses::RouterTerms;
 use crate::op::Rows;
 use crate::op::router::Routed;
@@ -46,6 +47,10 @@ pub struct SavedForward<B: Backend> {
     pub(crate) first_token: u64,
     pub(crate) stream: PairStream,
     pub(crate) routed: Routed<B::Buffer>,
+    /// `[E]`: pairs routed.
+    pub(crate) counts: Vec<u32>,
+    /// `[E]`: pairs that not even forward computed.
+    pub(crate) dropped: Vec<u32>,
     pub(crate) plan: RetentionPlan,
     pub(crate) terms: Option<RouterTerms>,
     pub(crate) h_norm: B::Buffer,
@@ -69,12 +74,13 @@ pub struct Routing {
 }
 
 impl<B: Backend> SavedForward<B> {
-    /// Pairs routed to each expert, `[E]`. Counted once, here; evaluation and recomputation count nothing.
+    /// Pairs routed to each expert, `[E]`, computed or [dropped](crate::Schedule::dropped). Counted once, here; evaluation and
+    /// recomputation count nothing.
     pub fn counts(&self) -> &[u32] {
-        &self.plan.counts
+        &self.counts
     }
 
-    /// The plan that backward will carry out.
+    /// The plan that backward will carry out. Its counts are of the pairs that forward computed.
     pub fn plan(&self) -> &RetentionPlan {
         &self.plan
     }
@@ -85,7 +91,7 @@ impl<B: Backend> SavedForward<B> {
         self.terms.as_ref()
     }
 
-    /// Copies the routing to the host.
+    /// Copies the routing of all routed pairs, dropped ones too, to the host.
     ///
     /// # Errors
     /// What went wrong on the device.
@@ -107,4 +113,17 @@ pub struct Gradients<B: Backend> {
     pub d_logits: Tensor<B>,
     /// What happened.
     pub stats: Statistics,
+    /// u32 `[T, k]`: row of each pair that was back-propagated, or none.
+    pub(crate) row_of_pair: B::Buffer,
+}
+
+impl<B: Backend> Gradients<B> {
+    /// Copies to the host which pairs were back-propagated, `[T, k]`: with [`crate::Selection::All`] every pair that forward computed.
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    pub fn retained_pairs(&self, backend: &B) -> Result<Vec<bool>> {
+        let rows = backend.read_blocking(&self.row_of_pair)?.into_u32()?;
+        Ok(rows.into_iter().map(|row| row != NONE).collect())
+    }
 }

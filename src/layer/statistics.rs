@@ -14,6 +14,8 @@ use crate::{Recording, Result};
 pub struct Statistics {
     /// `[E]`: pairs routed.
     pub counts: Vec<u32>,
+    /// `[E]`: those of them that not even forward computed, see [`crate::Schedule::dropped`].
+    pub dropped: Vec<u32>,
     /// `[E]`: pairs allowed.
     pub quotas: Vec<u32>,
     /// `[E]`: pairs back-propagated.
@@ -54,7 +56,7 @@ impl Statistics {
 
 impl<B: Backend> MoeLayer<B> {
     /// The load recalibration metric of every pair for the upstream gradient `dy [T, H]`: `[T, k]`, floored; 0 for pairs
-    /// that are not eligible or not routed, +infinity for pairs with NaN or infinite input.
+    /// that are not eligible or not computed, +infinity for pairs with NaN or infinite input.
     ///
     /// # Errors
     /// As [`MoeLayer::backward`].
@@ -106,23 +108,23 @@ impl<B: Backend> MoeLayer<B> {
         kept: &Kept<B::Buffer>,
         finite: &B::Buffer,
     ) -> Result<Statistics> {
-        let (counts, quotas) = (saved.plan.counts.clone(), saved.plan.quotas.clone());
+        let (counts, dropped, quotas) = (saved.counts.clone(), saved.dropped.clone(), saved.plan.quotas.clone());
         let offsets = self.backend.read_blocking(&kept.rows.offsets)?.into_u32()?;
         let retained: Vec<u32> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
         // What comes in with W_down shows behind the scores, in the gradients of the combine weights.
         let mut nan_seen = !self.read_sum_squares(finite)?.is_finite();
         let scores = match scored {
             Some(scored) => {
-                let (scores, infinite) = self.score_statistics(&counts, &retained, scored, kept)?;
+                let (scores, infinite) = self.score_statistics(&saved.plan.counts, &retained, scored, kept)?;
                 nan_seen |= infinite;
                 Some(scores)
             }
             None => None,
         };
-        Ok(Statistics { counts, quotas, retained, nan_seen, scores })
+        Ok(Statistics { counts, dropped, quotas, retained, nan_seen, scores })
     }
 
-    /// The figures, and whether a score was infinite.
+    /// The figures, and whether a score was infinite. `load` is of the pairs that were computed: they are what quotas are shared among.
     fn score_statistics(
         &mut self,
         load: &[u32],

@@ -1,7 +1,7 @@
 //! Router stages: logits, selection, permutation; and the way back.
 
 use super::{Arena, Rows};
-use crate::backend::Backend;
+use crate::backend::{Backend, Buffer};
 use crate::kernel::{
     Gate, GateBackward, GateRule, GroupedDgrad, GroupedForward, GroupedWgrad, Permute, RouterGrad, RouterLoss,
 };
@@ -18,7 +18,7 @@ pub(crate) struct Sizes {
     pub(crate) rule: GateRule,
 }
 
-/// What routing leaves.
+/// What routing leaves. Counts, offsets and rows are of the pairs to be computed; the rest is of all routed pairs.
 #[derive(Debug, Clone)]
 pub(crate) struct Routed<Buf> {
     /// f32 `[T, E]`.
@@ -31,9 +31,9 @@ pub(crate) struct Routed<Buf> {
     pub(crate) counts: Buf,
     /// u32 `[E + 1]`.
     pub(crate) offsets: Buf,
-    /// u32 `[T k]`.
+    /// u32 `[T k]`; rows past the last offset hold nothing of use.
     pub(crate) pair_of_row: Buf,
-    /// u32 `[T k]`.
+    /// u32 `[T k]`, none for a pair that is not computed.
     pub(crate) row_of_pair: Buf,
     /// f32 `[E + 1]`, see [`RouterLoss`]; absent where no loss is tracked.
     pub(crate) loss_sums: Option<Buf>,
@@ -97,20 +97,30 @@ pub(crate) fn route<B: Backend>(
         ids: routed.ids.clone(),
         weights: routed.weights.clone(),
     })?;
-    rec.dispatch(Permute {
-        pairs: tokens * top_k,
-        experts,
-        ids: routed.ids.clone(),
-        counts: routed.counts.clone(),
-        offsets: routed.offsets.clone(),
-        pair_of_row: routed.pair_of_row.clone(),
-        row_of_pair: routed.row_of_pair.clone(),
-    })?;
+    permute(rec, sizes, &routed, &routed.ids)?;
     if let Some(sums) = &routed.loss_sums {
         let logits = routed.logits.clone();
         rec.dispatch(RouterLoss { tokens, experts, logits, mask: mask.cloned(), sums: sums.clone() })?;
     }
     Ok(routed)
+}
+
+/// Rows of `routed` for the pairs that `ids [T, k]` names an expert for, in the place of those it had.
+pub(crate) fn permute<Buf: Buffer>(
+    rec: &mut Recording<Buf>,
+    sizes: Sizes,
+    routed: &Routed<Buf>,
+    ids: &Buf,
+) -> Result<()> {
+    rec.dispatch(Permute {
+        pairs: sizes.tokens * sizes.top_k,
+        experts: sizes.experts,
+        ids: ids.clone(),
+        counts: routed.counts.clone(),
+        offsets: routed.offsets.clone(),
+        pair_of_row: routed.pair_of_row.clone(),
+        row_of_pair: routed.row_of_pair.clone(),
+    })
 }
 
 /// Inputs of [`combine_weight_gradient`].

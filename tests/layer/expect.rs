@@ -164,7 +164,8 @@ pub(crate) fn run_with_logits<B: Backend>(
     finish(layer, &y, &saved, dy)
 }
 
-fn finish<B: Backend>(
+/// What is left of a call after its forward pass.
+pub(crate) fn finish<B: Backend>(
     layer: &mut MoeLayer<B>,
     y: &Tensor<B>,
     saved: &SavedForward<B>,

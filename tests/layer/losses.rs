@@ -11,8 +11,8 @@ use crate::support::oracle_backward::{RouterGradient, all_pairs};
 use crate::support::oracle_losses::{RouterLoss, load_balancing_loss, router_z_loss};
 use crate::{Device, Outcome, text, trial};
 
-const AUX: f64 = 0.7;
-const Z: f64 = 0.05;
+pub(crate) const AUX: f64 = 0.7;
+pub(crate) const Z: f64 = 0.05;
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     vec![
@@ -32,7 +32,7 @@ fn mask(tokens: usize) -> Vec<bool> {
 }
 
 /// `AUX` and `Z` times the gradients of the two losses of one layer.
-fn scaled(aux: &RouterLoss, z: &RouterLoss, layer: usize) -> Mat {
+pub(crate) fn scaled(aux: &RouterLoss, z: &RouterLoss, layer: usize) -> Mat {
     let mut sum = aux.d_logits[layer].zeros_like();
     add_scaled(&mut sum.data, AUX, &aux.d_logits[layer].data);
     add_scaled(&mut sum.data, Z, &z.d_logits[layer].data);

@@ -6,7 +6,7 @@ use super::sample::{Sample, configs, sample};
 use crate::support::compare::Comparison;
 use crate::support::golden::align;
 use crate::support::linear::{Mat, add_scaled, dot};
-use crate::support::oracle::{Forward, Layer, Routing, softmax};
+use crate::support::oracle::{Forward, Layer, Routing, UNROUTED, softmax};
 use crate::support::oracle_backward::{RouterGradient, all_pairs};
 use crate::support::oracle_losses::{load_balancing_loss, router_z_loss};
 use crate::support::rng::Rng;
@@ -32,11 +32,12 @@ pub(crate) fn trials() -> Vec<Trial> {
             compare.finish(at_least * SEEDS as usize)
         };
         let (input, weights, logits) = (check.clone(), check.clone(), check.clone());
-        let (sampled, losses) = (check.clone(), check);
+        let (sampled, dropped, losses) = (check.clone(), check.clone(), check);
         trials.push(trial(&format!("differences::input::{name}"), move || input(by_input, 1)));
         trials.push(trial(&format!("differences::weights::{name}"), move || weights(by_weights, 10)));
         trials.push(trial(&format!("differences::logits::{name}"), move || logits(by_logits, 1)));
         trials.push(trial(&format!("differences::sampled::{name}"), move || sampled(by_sampled, 10)));
+        trials.push(trial(&format!("differences::dropped::{name}"), move || dropped(by_dropped, 12)));
         trials.push(trial(&format!("differences::losses::{name}"), move || losses(by_losses, 4)));
     }
     trials
@@ -129,6 +130,33 @@ fn by_sampled(sample: &Sample, rng: &mut Rng, compare: &mut Comparison) {
     for (i, ((name, at), (_, gradient))) in layer.weights.named().iter().zip(grads.weights.named()).enumerate() {
         check(compare, name, rng, at, gradient, |w| weighted_loss(&with_weight(layer, i, w), x));
     }
+}
+
+/// Pairs that forward drops: every gradient is that of the loss without them, their combine weights in the normalisation as ever.
+fn by_dropped(sample: &Sample, rng: &mut Rng, compare: &mut Comparison) {
+    let Sample { layer, x, d, mask } = sample;
+    let routing = layer.route(x, Some(mask));
+    let dropped: Vec<bool> = routing.experts.iter().map(|&e| e != UNROUTED && rng.uniform() < 0.4).collect();
+    let loss = |layer: &Layer, x: &Mat, moved: Routing| {
+        assert_eq!(moved.experts, routing.experts, "the slots changed inside a difference, use another seed");
+        dot(&layer.forward_dropping(x, moved, &dropped).y.data, &d.data)
+    };
+    let forward = layer.forward_dropping(x, routing.clone(), &dropped);
+    let grads = layer.backward(x, &forward, d, &forward.computed(), RouterGradient::Exact);
+    check(compare, "dx", rng, x, &grads.dx, |x| loss(layer, x, layer.route(x, Some(mask))));
+    check(compare, "d logits", rng, &routing.logits, &grads.d_router_logits, |logits| {
+        loss(layer, x, layer.route_logits(logits.clone(), Some(mask)))
+    });
+    for (i, ((name, at), (_, gradient))) in layer.weights.named().iter().zip(grads.weights.named()).enumerate() {
+        check(compare, name, rng, at, gradient, |w| {
+            let moved = with_weight(layer, i, w);
+            loss(&moved, x, moved.route(x, Some(mask)))
+        });
+    }
+    let zero = |p: usize| grads.d_topk_weights[p] == 0.0;
+    let gone = (0..dropped.len()).filter(|&p| dropped[p]).collect::<Vec<_>>();
+    compare.holds("some pairs are dropped, some are not", !gone.is_empty() && !forward.computed().is_empty());
+    compare.holds("dropped pairs have no gradient of their combine weight", gone.into_iter().all(zero));
 }
 
 /// Both router losses over two layers that share a mask, and over one; and once by their defining sums.

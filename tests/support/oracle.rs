@@ -76,7 +76,7 @@ pub struct Activation {
 pub struct Forward {
     /// The gate's decisions.
     pub routing: Routing,
-    /// By pair; nothing for pairs of masked tokens.
+    /// By pair; nothing for pairs of masked tokens and for dropped ones.
     pub pairs: Vec<Option<Activation>>,
     /// Sum of g_p out_p, without the shared expert, [T, H].
     pub routed: Mat,
@@ -93,8 +93,13 @@ impl Forward {
     pub fn pair(&self, p: usize) -> &Activation {
         match &self.pairs[p] {
             Some(activation) => activation,
-            None => unreachable!("pair {p} belongs to a masked token"),
+            None => unreachable!("pair {p} was not computed"),
         }
+    }
+
+    /// Every pair that was computed, with weight 1: plain training.
+    pub fn computed(&self) -> Vec<(usize, f64)> {
+        (0..self.pairs.len()).filter(|&p| self.pairs[p].is_some()).map(|p| (p, 1.0)).collect()
     }
 }
 
@@ -127,9 +132,16 @@ impl Layer {
 
     /// Runs every routed pair, and the shared expert for every token that is not masked.
     pub fn forward(&self, x: &Mat, routing: Routing) -> Forward {
+        let nothing = vec![false; routing.experts.len()];
+        self.forward_dropping(x, routing, &nothing)
+    }
+
+    /// As [`Layer::forward`] without the pairs of `dropped`, [T, k]: they add nothing, and the combine weights stay as routed.
+    pub fn forward_dropping(&self, x: &Mat, routing: Routing, dropped: &[bool]) -> Forward {
         let mut pairs = vec![None; routing.experts.len()];
+        assert_eq!(dropped.len(), pairs.len(), "one drop entry per pair");
         let mut routed = Mat::zeros(x.rows, x.cols);
-        for (p, t, e) in routing.pairs() {
+        for (p, t, e) in routing.pairs().filter(|&(p, ..)| !dropped[p]) {
             let activation = activate(&self.weights.experts[e], x.row(t));
             add_scaled(routed.row_mut(t), routing.weights[p], &activation.out);
             pairs[p] = Some(activation);

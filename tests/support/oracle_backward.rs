@@ -21,7 +21,7 @@ pub struct Gradients {
     pub weights: BlockWeights<Mat>,
     /// dL/dx, [T, H].
     pub dx: Mat,
-    /// dL/d(combine weight), [T, k]; 0 for masked tokens.
+    /// dL/d(combine weight), [T, k]; 0 for masked tokens and dropped pairs.
     pub d_topk_weights: Vec<f64>,
     /// dL/d(router logit), [T, E].
     pub d_router_logits: Mat,
@@ -149,7 +149,7 @@ pub fn all_pairs(routing: &Routing) -> Vec<(usize, f64)> {
     routing.pairs().map(|(p, _, _)| (p, 1.0)).collect()
 }
 
-/// dL/d(combine weight) of every pair, [T, k].
+/// dL/d(combine weight) of every pair, [T, k]; 0 for pairs that forward dropped, whatever their weight would have been.
 pub fn router_pair_gradients(
     forward: &Forward,
     d: &Mat,
@@ -163,7 +163,8 @@ pub fn router_pair_gradients(
     }
     let mut gradients = vec![0.0; routing.experts.len()];
     for (p, t, _) in routing.pairs() {
-        let own = dot(d.row(t), &forward.pair(p).out);
+        let Some(activation) = &forward.pairs[p] else { continue };
+        let own = dot(d.row(t), &activation.out);
         gradients[p] = match (router, weight_of[p]) {
             (RouterGradient::Exact, _) => own,
             // Equal to the general formula, but exact: c_t must not leave rounding behind.

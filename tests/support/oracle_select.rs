@@ -63,23 +63,25 @@ pub struct Selection {
     pub tau: Vec<f32>,
 }
 
-/// Raw score of every pair, [T, k]; nothing for pairs that are not eligible: of masked tokens, with g = 0, or with d all zero.
+/// Raw score of every pair, [T, k]; nothing for pairs that are not eligible: of masked tokens, dropped, with g = 0, or
+/// with d all zero.
 pub fn pair_scores(layer: &Layer, x: &Mat, forward: &Forward, d: &Mat, rule: &ScoreRule) -> Vec<Option<f64>> {
     let routing = &forward.routing;
     let mut scores = vec![None; routing.experts.len()];
     for (p, t, e) in routing.pairs() {
+        let Some(activation) = &forward.pairs[p] else { continue };
         let g = routing.weights[p].abs();
         if g == 0.0 || d.row(t).iter().all(|&v| v == 0.0) {
             continue;
         }
-        let h_norm = norm(&forward.pair(p).h);
+        let h_norm = norm(&activation.h);
         let score = match rule {
             ScoreRule::OutputNorm => g * norm(d.row(t)) * h_norm,
             ScoreRule::Full(kappa) => g * norm(d.row(t)) * h_norm.hypot(kappa[e] * norm(x.row(t))),
             ScoreRule::GateTimesGradient => g * norm(d.row(t)),
             ScoreRule::Gate => g,
             ScoreRule::Uniform => 1.0,
-            ScoreRule::Exact => norm(&layer.contribution(x, forward, d, p).norms(x.row(t), &forward.pair(p).h)),
+            ScoreRule::Exact => norm(&layer.contribution(x, forward, d, p).norms(x.row(t), &activation.h)),
         };
         scores[p] = Some(if score.is_finite() { score } else { f64::INFINITY });
     }
