@@ -63,30 +63,6 @@ impl ClusterSpec {
     pub fn with_ranks(self, ranks: usize, ranks_per_node: usize) -> Self {
         Self { ranks, ranks_per_node, ..self }
     }
-
-    /// The same machine slowed down, or sped up, to another GEMM rate in operations a second: every rate changes by the same factor and
-    /// every latency by its inverse, so that all times change alike and their ratios stand. Memory stays as it is.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for a rate that is not a finite number above 0, or takes another rate out of range.
-    pub fn scaled_to(&self, gemm_flops: f64) -> Result<Self> {
-        if !(gemm_flops.is_finite() && gemm_flops > 0.0) {
-            return Err(Error::argument("gemm_flops", gemm_flops, "a finite number > 0"));
-        }
-        let slower = self.gemm_flops / gemm_flops;
-        let link = |link: Link| Link { bytes_per_s: link.bytes_per_s / slower, latency_s: link.latency_s * slower };
-        let scaled = Self {
-            gemm_flops,
-            copy_bytes_per_s: self.copy_bytes_per_s / slower,
-            intra: link(self.intra),
-            inter: link(self.inter),
-            host_bytes_per_s: self.host_bytes_per_s / slower,
-            launch_s: self.launch_s * slower,
-            ..self.clone()
-        };
-        scaled.validate()?;
-        Ok(scaled)
-    }
 }
 
 /// A single rank has no links; theirs is the memory's rate for a copy, which reads and writes.
@@ -123,33 +99,5 @@ mod tests {
         assert!(refused.contains("8xh200") && refused.contains("4x24gb-pcie"), "{refused}");
         let spec = ClusterSpec::preset("8xa100").unwrap().with_ranks(20, 8);
         assert_eq!((spec.ranks, spec.nodes()), (20, 3));
-    }
-
-    #[test]
-    fn scaling_keeps_every_ratio_of_times() {
-        let spec = ClusterSpec::preset("8xh100").unwrap();
-        let times = |spec: &ClusterSpec| {
-            [
-                1e12 / spec.gemm_flops,
-                1e9 / spec.copy_bytes_per_s,
-                1e9 / spec.intra.bytes_per_s,
-                1e9 / spec.inter.bytes_per_s,
-                1e9 / spec.host_bytes_per_s,
-                spec.intra.latency_s,
-                spec.inter.latency_s,
-                spec.launch_s,
-            ]
-        };
-        for flops in [1e9, 3.7e11, 2e15] {
-            let scaled = spec.scaled_to(flops).unwrap();
-            let factor = spec.gemm_flops / flops;
-            for (now, then) in times(&scaled).iter().zip(times(&spec)) {
-                assert!((now / then / factor - 1.0).abs() < 1e-14);
-            }
-            assert_eq!((scaled.gemm_flops, scaled.bytes_per_rank), (flops, spec.bytes_per_rank));
-        }
-        for flops in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-310] {
-            assert!(spec.scaled_to(flops).is_err(), "{flops}");
-        }
     }
 }

@@ -12,24 +12,33 @@
 //!   rank that computes a share `p` of all pairs is expected to need `n (1 - (1 - p)^k)`. Each rank moves its rows at the
 //!   intra-node rate; the ranks of a node pool their inter-node rates; the slower of the two counts. Forward sends rows and gets
 //!   rows back, one a pair where their outputs are kept apart; backward sends gradients (and tokens again where a and b are computed
-//!   again) and gets gradients back. Selecting pairs takes some all-reduced counters more.
+//!   again) and gets gradients back. Selecting pairs takes some all-reduced counters more. Where the routing of every token is known,
+//!   [`ExchangeRows`](super::ExchangeRows) counts these rows.
 //! - **Optimizer exchange**: gradients of instances to the owner, weights of the next placement from it, f32 and compute
 //!   type. `Sharded` spreads each expert evenly over all ranks; `Home` moves whole experts, but nothing for a copy at home.
 
 use serde::{Deserialize, Serialize};
 
-use super::cluster::Link;
 use super::demand::BINS;
+use super::exchange::{Direction, exchange_rows_per_token};
+use super::links::{self, Moved, Transfers};
 use super::mode::{Activations, Ownership, RouterGradient};
 use super::placement::Placement;
 use super::route::Traffic;
 use super::setup::Setup;
-use crate::Result;
+use crate::{Error, Result};
 
 /// Rounds of all-reduced counters in which the retained pairs are found, ALGORITHM section 3.2.
 const SELECT_ROUNDS: f64 = 4.0;
 /// Counters an expert in each of them.
 const SELECT_COUNTERS: f64 = 256.0;
+
+/// f32 values that kernels between the GEMMs read and write for a pair in forward, besides its row: as a multiple of I.
+pub(crate) const FORWARD_WIDTHS: f64 = 6.0;
+/// The same in backward where a and b are kept; 2 more where they are computed again.
+pub(crate) const BACKWARD_WIDTHS: f64 = 10.0;
+/// The same for the row itself, out and in again, in either pass: as a multiple of H.
+pub(crate) const PASS_ROWS: f64 = 2.0;
 
 /// A part of a step's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -167,6 +176,35 @@ pub(crate) struct Priced<'a> {
     pub(crate) placements: [&'a Placement; 3],
 }
 
+/// What a step's gradients and weights take between ranks, by the same rules as [`Predicted::optimizer_exchange_s`]: it prices the
+/// placements of one plan on any cluster. `placements` are those before, in and after the step.
+///
+/// # Errors
+/// As [`Setup::validate`]; [`Error::Shape`] for placements of other ranks or experts than the setup's; [`Error::Argument`] where
+/// their owners of the optimizer state differ.
+pub fn optimizer_exchange(setup: &Setup, placements: [&Placement; 3]) -> Result<Moved> {
+    setup.validate()?;
+    let owner = placements[1].ownership();
+    for (name, placement) in ["placement before", "placement", "next placement"].into_iter().zip(placements) {
+        placement.check(name, setup.cluster.ranks, setup.config.num_experts)?;
+        if placement.ownership() != owner {
+            let allowed = format!("{}, as in the step", owner.name());
+            return Err(Error::argument(format!("ownership of the {name}"), placement.ownership().name(), allowed));
+        }
+    }
+    Ok(CostModel::new(setup)?.optimizer(placements))
+}
+
+/// Seconds of the counters that ranks all-reduce to select a step's retained pairs, as [`Predicted::exchange_s`] holds them; 0 on one
+/// rank.
+///
+/// # Errors
+/// As [`Setup::validate`].
+pub fn selection_exchange(setup: &Setup) -> Result<f64> {
+    setup.validate()?;
+    Ok(CostModel::new(setup)?.selection())
+}
+
 /// The prices of one setup, worked out once.
 #[derive(Debug, Clone)]
 pub(crate) struct CostModel<'a> {
@@ -178,14 +216,6 @@ pub(crate) struct CostModel<'a> {
     row_bytes: f64,
     hidden: f64,
     width: f64,
-}
-
-/// Bytes between ranks and between nodes in one exchange, and its time.
-#[derive(Debug, Clone, Copy, Default)]
-struct Moved {
-    seconds: f64,
-    bytes: f64,
-    inter_node: f64,
 }
 
 impl<'a> CostModel<'a> {
@@ -208,15 +238,16 @@ impl<'a> CostModel<'a> {
     pub(crate) fn predict(&self, step: &Priced<'_>) -> Predicted {
         let recompute = step.activations == Activations::Recompute;
         let dense = self.dense(step.tokens);
-        let forward = self.experts(step.forward, 1.0, 1.0, 6.0 * self.width);
+        let forward = self.experts(step.forward, 1.0, 1.0, FORWARD_WIDTHS * self.width);
         let again = if recompute { 2.0 / 3.0 } else { 0.0 };
-        let kernels = if recompute { 12.0 * self.width } else { 10.0 * self.width };
+        let kernels = (BACKWARD_WIDTHS + if recompute { 2.0 } else { 0.0 }) * self.width;
         let gradient = self.gradient_bytes / self.weight_bytes;
         let backward = self.experts(step.backward, 2.0 + again, 1.0 + again + gradient, kernels);
         // Outputs of pairs that are kept apart come back apart.
-        let exact = self.setup.router_gradient == RouterGradient::Exact;
-        let out = self.rows(step.forward, step.pairs, if exact { [1.0, 1.0] } else { [2.0, 0.0] });
-        let back = self.rows(step.backward, step.pairs, if recompute { [3.0, 0.0] } else { [2.0, 0.0] });
+        let apart = f64::from(u32::from(self.setup.router_gradient == RouterGradient::Exact));
+        let per_token = |direction| f64::from(exchange_rows_per_token(step.activations, direction));
+        let out = self.rows(step.forward, step.pairs, [per_token(Direction::Forward) - apart, apart]);
+        let back = self.rows(step.backward, step.pairs, [per_token(Direction::Backward), 0.0]);
         let optimizer = self.optimizer(step.placements);
         // Scores read every gradient row once.
         let read = step.tokens as f64 * self.hidden * 4.0 / self.setup.cluster.copy_bytes_per_s;
@@ -230,9 +261,9 @@ impl<'a> CostModel<'a> {
             max_over_mean_forward: step.forward.work.max_over_mean(),
             max_over_mean_backward: step.backward.work.max_over_mean(),
             exchange_bytes: out.bytes + back.bytes,
-            exchange_bytes_inter_node: out.inter_node + back.inter_node,
+            exchange_bytes_inter_node: out.inter_node_bytes + back.inter_node_bytes,
             optimizer_bytes: optimizer.bytes,
-            optimizer_bytes_inter_node: optimizer.inter_node,
+            optimizer_bytes_inter_node: optimizer.inter_node_bytes,
             waves_forward: step.forward.waves,
             waves_backward: step.backward.waves,
         }
@@ -252,7 +283,7 @@ impl<'a> CostModel<'a> {
         let cluster = &self.setup.cluster;
         let per_row = flops * self.pair_flops / cluster.gemm_flops;
         let per_expert = pass.waves as f64 * weight_reads * self.weight_bytes / cluster.copy_bytes_per_s;
-        let between = 4.0 * (kernels + 2.0 * self.hidden) / cluster.copy_bytes_per_s;
+        let between = 4.0 * (kernels + PASS_ROWS * self.hidden) / cluster.copy_bytes_per_s;
         let rank = |(&rows, &active): (&u64, &u32)| {
             let rows = rows as f64;
             (rows * per_row).max(f64::from(active) * per_expert) + rows * between
@@ -291,42 +322,14 @@ impl<'a> CostModel<'a> {
         let sent = traffic.sent.iter().map(|&n| n as f64 * mean);
         let busiest = received.into_iter().zip(sent).map(|(a, b)| a.max(b)).fold(0.0, f64::max);
         // There and back are two collectives, each in as many waves.
-        let seconds = self.moved(busiest, nodes, 2.0 * pass.waves as f64);
-        Moved { seconds, bytes: total, inter_node: total * (crossing as f64 / moving as f64) }
-    }
-
-    /// Time of collectives with these bytes at the busiest rank and at each node.
-    fn moved(&self, busiest: f64, nodes: impl Iterator<Item = f64>, collectives: f64) -> f64 {
-        let cluster = &self.setup.cluster;
-        let pooled = |(node, bytes): (usize, f64)| bytes / (self.members(node) as f64 * cluster.inter.bytes_per_s);
-        let inter = nodes.enumerate().map(pooled).fold(0.0, f64::max);
-        if busiest == 0.0 {
-            return 0.0;
-        }
-        let latency = if inter > 0.0 { cluster.inter.latency_s } else { cluster.intra.latency_s };
-        (busiest / cluster.intra.bytes_per_s).max(inter) + collectives * latency
-    }
-
-    /// Ranks of a node.
-    fn members(&self, node: usize) -> usize {
-        let cluster = &self.setup.cluster;
-        (cluster.ranks - node * cluster.ranks_per_node).min(cluster.ranks_per_node)
-    }
-
-    /// The link between the two ranks that are furthest apart.
-    fn widest(&self) -> Option<Link> {
-        let cluster = &self.setup.cluster;
-        match (cluster.ranks, cluster.nodes()) {
-            (1, _) => None,
-            (_, 1) => Some(cluster.intra),
-            _ => Some(cluster.inter),
-        }
+        let seconds = links::seconds(&self.setup.cluster, busiest, nodes, 2.0 * pass.waves as f64);
+        Moved { seconds, bytes: total, inter_node_bytes: total * (crossing as f64 / moving as f64) }
     }
 
     /// Collectives of selection, ALGORITHM section 3.2: score sums for the floors, counters that find the retained pairs, ties, demand of
     /// the next plan, and the retained counts of all ranks.
     fn selection(&self) -> f64 {
-        let Some(link) = self.widest() else { return 0.0 };
+        let Some(link) = links::widest(&self.setup.cluster) else { return 0.0 };
         let experts = self.setup.config.num_experts as f64;
         // Floors take a sum and a count an expert, ties a count, demand its histogram and two sums.
         let reduced = experts * (SELECT_ROUNDS * SELECT_COUNTERS * 4.0 + 12.0 + 4.0 + (BINS as f64 + 2.0) * 8.0);
@@ -377,9 +380,9 @@ impl<'a> CostModel<'a> {
                 .chunks(cluster.ranks_per_node)
                 .map(|node| f64::from(node.iter().sum::<u32>()) * bytes * (ranks - node.len() as f64) / ranks);
             Moved {
-                seconds: self.moved(busiest, nodes, 1.0),
+                seconds: links::seconds(cluster, busiest, nodes, 1.0),
                 bytes: placement.instances() as f64 * remote,
-                inter_node: inter_node.sum(),
+                inter_node_bytes: inter_node.sum(),
             }
         };
         phase(now, self.gradient_bytes) + phase(next, self.weight_bytes)
@@ -387,7 +390,7 @@ impl<'a> CostModel<'a> {
 
     /// Seconds of moving the optimizer state of experts that change their home.
     pub(crate) fn moving_s(&self, before: &Placement, after: &Placement) -> f64 {
-        let mut state = Transfers::new(self);
+        let mut state = Transfers::new(&self.setup.cluster);
         if after.ownership() == Ownership::Home {
             for (&old, &new) in before.home().iter().zip(after.home()) {
                 state.add(old as usize, new as usize, self.state_bytes);
@@ -398,7 +401,7 @@ impl<'a> CostModel<'a> {
 
     /// Copies made for this step alone get their weights from home before it starts.
     fn copies(&self, before: &Placement, now: &Placement) -> Moved {
-        let mut weights = Transfers::new(self);
+        let mut weights = Transfers::new(&self.setup.cluster);
         for (e, r) in now.iter().filter(|&(e, r)| before.find(e, r).is_none()) {
             weights.add(now.home()[e] as usize, r, self.weight_bytes);
         }
@@ -407,8 +410,8 @@ impl<'a> CostModel<'a> {
 
     /// Replicas send gradients home and get weights from there. A new home gets the whole state.
     fn home(&self, now: &Placement, next: &Placement) -> Moved {
-        let mut gradients = Transfers::new(self);
-        let mut weights = Transfers::new(self);
+        let mut gradients = Transfers::new(&self.setup.cluster);
+        let mut weights = Transfers::new(&self.setup.cluster);
         for (e, r) in now.iter() {
             gradients.add(r, now.home()[e] as usize, self.gradient_bytes);
         }
@@ -419,65 +422,6 @@ impl<'a> CostModel<'a> {
             weights.add(old as usize, new as usize, self.state_bytes);
         }
         gradients.finish() + weights.finish()
-    }
-}
-
-impl std::ops::Add for Moved {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            seconds: self.seconds + other.seconds,
-            bytes: self.bytes + other.bytes,
-            inter_node: self.inter_node + other.inter_node,
-        }
-    }
-}
-
-/// Point-to-point transfers that run at once.
-#[derive(Debug)]
-struct Transfers<'a> {
-    model: &'a CostModel<'a>,
-    sent: Vec<f64>,
-    received: Vec<f64>,
-    node_sent: Vec<f64>,
-    node_received: Vec<f64>,
-    moved: Moved,
-}
-
-impl<'a> Transfers<'a> {
-    fn new(model: &'a CostModel<'a>) -> Self {
-        let cluster = &model.setup.cluster;
-        let (ranks, nodes) = (vec![0.0; cluster.ranks], vec![0.0; cluster.nodes()]);
-        Self {
-            model,
-            sent: ranks.clone(),
-            received: ranks,
-            node_sent: nodes.clone(),
-            node_received: nodes,
-            moved: Moved::default(),
-        }
-    }
-
-    fn add(&mut self, from: usize, to: usize, bytes: f64) {
-        if from == to {
-            return;
-        }
-        let per_node = self.model.setup.cluster.ranks_per_node;
-        self.sent[from] += bytes;
-        self.received[to] += bytes;
-        self.moved.bytes += bytes;
-        if from / per_node != to / per_node {
-            self.node_sent[from / per_node] += bytes;
-            self.node_received[to / per_node] += bytes;
-            self.moved.inter_node += bytes;
-        }
-    }
-
-    fn finish(self) -> Moved {
-        let busiest = self.sent.iter().chain(&self.received).copied().fold(0.0, f64::max);
-        let nodes = self.node_sent.iter().zip(&self.node_received).map(|(a, b)| a.max(*b));
-        Moved { seconds: self.model.moved(busiest, nodes, 1.0), ..self.moved }
     }
 }
 

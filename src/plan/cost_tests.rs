@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::MoeConfig;
-use crate::plan::cluster::ClusterSpec;
+use crate::plan::cluster::{ClusterSpec, Link};
 use crate::plan::counts::Counts;
 use crate::plan::policy::{SymiCostInput, symi_cost};
 use crate::plan::route::{self, Sources};
