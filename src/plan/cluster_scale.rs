@@ -15,6 +15,8 @@ pub struct ScaledCluster {
     pub time_scale: f64,
     /// Tokens of a step there for every token of the real step: 1/g.
     pub token_scale: f64,
+    /// What [`Setup::counter_scale`](super::Setup::counter_scale) has to be there: the ratio of token bytes in a step.
+    pub counter_scale: f64,
 }
 
 impl ClusterSpec {
@@ -48,8 +50,7 @@ impl ClusterSpec {
     ///
     /// Two parts do not shrink with the model, since they depend on E, which stays. The gate takes `2 E` operations to `6 k I` of the
     /// experts: g times its share. (A shared expert keeps its share if its width is scaled like I.) The counters of selection would take
-    /// `g H_real / H_small` times their share beyond latency: price them as [`selection_exchange`](super::selection_exchange) of the
-    /// real setup times `time_scale`.
+    /// `g H_real / H_small` times their share beyond latency, which `counter_scale` takes back.
     ///
     /// Ranks, nodes and bytes of memory stay; `dtype` of the models is not read.
     ///
@@ -92,7 +93,7 @@ impl ClusterSpec {
         let bytes = small.hidden_size as f64 / real.hidden_size as f64;
         let kernel_bytes = kernel_values(small) / kernel_values(real);
         let cluster = self.slowed(gemm_flops, pair / bytes, pair / kernel_bytes, time_scale)?;
-        Ok(ScaledCluster { cluster, time_scale, token_scale: 1.0 / g })
+        Ok(ScaledCluster { cluster, time_scale, token_scale: 1.0 / g, counter_scale: bytes / g })
     }
 
     /// Links and host by one factor, device memory by another, latencies and launches by a third.

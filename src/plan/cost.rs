@@ -335,7 +335,8 @@ impl<'a> CostModel<'a> {
         let reduced = experts * (SELECT_ROUNDS * SELECT_COUNTERS * 4.0 + 12.0 + 4.0 + (BINS as f64 + 2.0) * 8.0);
         let gathered = experts * 4.0 * self.setup.cluster.ranks as f64;
         // A ring passes what it reduces twice.
-        (SELECT_ROUNDS + 4.0) * link.latency_s + (2.0 * reduced + gathered) / link.bytes_per_s
+        let bytes = (2.0 * reduced + gathered) * self.setup.counter_scale;
+        (SELECT_ROUNDS + 4.0) * link.latency_s + bytes / link.bytes_per_s
     }
 
     fn optimizer(&self, placements: [&Placement; 3]) -> Moved {

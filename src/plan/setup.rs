@@ -29,6 +29,9 @@ pub struct Setup {
     pub router_gradient: RouterGradient,
     /// Optimizer state lives in host memory: it takes no device memory, and its traffic crosses the host link.
     pub optimizer_offload: bool,
+    /// Factor on the bytes of the counters that selection reduces over ranks, above 0: 1, but where a small model stands for a real one,
+    /// since their number does not shrink with the model; see [`ScaledCluster`](super::ScaledCluster).
+    pub counter_scale: f64,
 }
 
 impl Setup {
@@ -45,6 +48,7 @@ impl Setup {
             ownership: None,
             router_gradient: RouterGradient::default(),
             optimizer_offload: false,
+            counter_scale: 1.0,
             config,
             cluster,
         };
@@ -62,6 +66,9 @@ impl Setup {
         self.options.validate()?;
         if !self.dtype.is_float() {
             return Err(Error::argument("setup.dtype", self.dtype, "f32, bf16 or f16"));
+        }
+        if !(self.counter_scale.is_finite() && self.counter_scale > 0.0) {
+            return Err(Error::argument("setup.counter_scale", self.counter_scale, "a finite number > 0"));
         }
         if self.layers == 0 || self.layers > 1 << 16 {
             return Err(Error::argument("setup.layers", self.layers, "1 to 65536"));

@@ -37,6 +37,8 @@ pub(crate) struct Protocol {
     pub(crate) token_scale: f64,
     /// Seconds here for each second there.
     pub(crate) time_scale: f64,
+    /// Factor on the counters of selection, which do not shrink with the model.
+    pub(crate) counter_scale: f64,
     /// Bytes of a rank for MoE layers.
     pub(crate) budget: u64,
     /// Planned steps.

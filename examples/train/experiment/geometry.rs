@@ -6,7 +6,7 @@ use super::options::Balancing;
 use crate::cli::Options;
 use crate::failure::Failure;
 
-/// A published model and the small one that keeps its routing and proportions.
+/// A published model, perhaps with other experts, and the small one that keeps its routing and proportions.
 #[derive(Debug, Clone)]
 pub(crate) struct Geometry {
     pub(crate) real: MoeConfig,
@@ -23,7 +23,12 @@ const BIAS_STEP: f32 = 1e-3;
 impl Geometry {
     /// The model `preset` at the options' width: experts keep their width relative to the model's, to the nearest multiple of four.
     pub(crate) fn new(preset: &str, balancing: Balancing, options: &Options) -> Result<Self, Failure> {
-        let real = MoeConfig::preset(preset)?;
+        let published = MoeConfig::preset(preset)?;
+        let real = MoeConfig {
+            num_experts: options.experts.unwrap_or(published.num_experts),
+            num_experts_per_tok: options.top_k.unwrap_or(published.num_experts_per_tok),
+            ..published
+        };
         let of_four = |width: usize| (width * options.hidden + 2 * real.hidden_size) / (4 * real.hidden_size);
         let scaled = |width: usize| 4 * of_four(width).max(1);
         let small = MoeConfig {
@@ -33,8 +38,6 @@ impl Geometry {
                 0 => 0,
                 width => scaled(width),
             },
-            num_experts: options.experts.unwrap_or(real.num_experts),
-            num_experts_per_tok: options.top_k.unwrap_or(real.num_experts_per_tok),
             num_hidden_layers: options.layers,
             first_k_dense_replace: 0,
             intermediate_size: None,

@@ -131,6 +131,7 @@ fn protocol(options: &Options, geometry: &Geometry, corpus: &Corpus, key: &Key) 
         scaled: ClusterSpec { bytes_per_rank: budget, host_reserved_bytes: 0, ..scaled.cluster },
         token_scale: scaled.token_scale,
         time_scale: scaled.time_scale,
+        counter_scale: scaled.counter_scale,
         budget,
         steps: options.steps,
         layers: options.layers,

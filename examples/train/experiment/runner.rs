@@ -196,6 +196,7 @@ impl Task<'_> {
         setup.options = self.options.plan_options();
         setup.layers = self.options.layers;
         setup.activations = Some(activations);
+        setup.counter_scale = self.protocol.counter_scale;
         Ok(setup)
     }
 }

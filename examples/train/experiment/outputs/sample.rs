@@ -132,6 +132,7 @@ fn protocol() -> Protocol {
         scaled,
         token_scale: 16.0,
         time_scale: 0.5,
+        counter_scale: 0.01,
         budget: 256 << 20,
         steps: STEPS,
         layers: 2,
