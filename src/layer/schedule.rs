@@ -74,6 +74,12 @@ impl Schedule {
             }
         }
         let drops = dropped.map(|dropped| Drops::new(&dropped, call)).transpose()?.flatten();
+        // No known system drops in forward and selects in backward, and the router's baseline of such a token is not defined.
+        let whole = match select {
+            _ if drops.is_some() => Some("all that is computed, where pairs are dropped"),
+            Selection::All => Some("all pairs, with select all"),
+            _ => None,
+        };
         for (e, (&routed, (&count, &quota))) in call.counts.iter().zip(plan.counts.iter().zip(&plan.quotas)).enumerate()
         {
             let left_out = drops.as_ref().map_or(0, |drops| drops.counts[e]);
@@ -82,15 +88,9 @@ impl Schedule {
                 let allowed = format!("{computed}: {routed} pairs routed less {left_out} dropped");
                 return Err(Error::argument(format!("retained.counts[{e}]"), count, allowed));
             }
-            // No known system drops in forward and selects in backward, and the router's baseline of such a token is not defined.
-            let (fits, allowed) = match select {
-                _ if drops.is_some() => {
-                    (quota == count, format!("{count}, all that is computed where pairs are dropped"))
-                }
-                Selection::All => (quota == count, format!("{count}, all pairs with select all")),
-                _ => (quota <= count, format!("at most {count}")),
-            };
+            let fits = if whole.is_some() { quota == count } else { quota <= count };
             if !fits {
+                let allowed = whole.map_or_else(|| format!("at most {count}"), |why| format!("{count}: {why}"));
                 return Err(Error::argument(format!("retained.quotas[{e}]"), quota, allowed));
             }
         }
