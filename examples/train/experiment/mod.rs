@@ -24,6 +24,8 @@ mod outputs;
 mod planner;
 mod runner;
 mod trajectory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -9,12 +9,13 @@ use lrmoe::share::{PhaseFit, TimeModel};
 use lrmoe::{LayerOptions, Selection};
 
 use super::account;
-use super::cell::{Cell, Key, NETWORKS, Protocol};
+use super::cell::{Cell, Key, NETWORKS, Protocol, TARGETS};
 use super::clock::Clock;
 use super::geometry::Geometry;
 use super::options::{ONE_COPY, TOPQ};
+use super::outputs::targets::{PLAIN, target_step};
 use super::planner::Follower;
-use super::trajectory::{Drive, Followed, Trajectory, target_step};
+use super::trajectory::{Drive, Followed, Trajectory};
 use crate::cli::Options;
 use crate::corpus::Corpus;
 use crate::failure::Failure;
@@ -22,9 +23,6 @@ use crate::moe::MoeSpec;
 use crate::optim::ADAMW;
 use crate::progress::Progress;
 use crate::run::last_step;
-
-/// The run that computes every pair in both passes.
-const PLAIN: &str = "all";
 
 /// What a cell needs.
 pub(crate) struct Task<'a> {
@@ -47,7 +45,7 @@ impl Task<'_> {
         }
         let mut step = 0;
         loop {
-            let goal = runs[0].loss_at(target_step(0.95, planned));
+            let goal = runs[0].loss_at(target_step(planned, TARGETS[TARGETS.len() - 1]));
             let short = |run: &Trajectory| goal.is_some_and(|goal| !run.reached(goal));
             let active = |run: &Trajectory| {
                 run.steps < planned || (run.steps < last_step(planned) && run.name != PLAIN && short(run))

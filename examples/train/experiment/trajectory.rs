@@ -7,6 +7,7 @@ use lrmoe::{CpuBackend, LayerOptions, PlanOptions, Retention, Selection};
 
 use super::cell::TARGETS;
 use super::loads::Loads;
+use super::outputs::targets::target_step;
 use super::planner::{Follower, LayerPlans};
 use crate::cli::Options;
 use crate::corpus::Corpus;
@@ -143,15 +144,8 @@ impl Trajectory {
     }
 }
 
-/// The step of the plain run whose validation loss is the target at `fraction` of `steps`.
-pub(crate) fn target_step(fraction: f64, steps: u64) -> u64 {
-    // Whole hundredths, so that 95 % of 100 steps is 95 on every machine.
-    let hundredths = (fraction * 100.0).round() as u64;
-    (steps * hundredths).div_ceil(100)
-}
-
 fn is_validated(done: u64, steps: u64) -> bool {
-    let target = TARGETS.iter().any(|&fraction| target_step(fraction, steps) == done);
+    let target = TARGETS.iter().any(|&fraction| target_step(steps, fraction) == done);
     done.is_multiple_of((steps / VALIDATIONS).max(1)) || done == steps || target
 }
 
@@ -163,11 +157,10 @@ mod tests {
     fn targets_and_the_end_are_validated() {
         for steps in [1, 7, 24, 25, 100, 399] {
             for fraction in TARGETS {
-                let target = target_step(fraction, steps);
+                let target = target_step(steps, fraction);
                 assert!(target >= 1 && target <= steps && is_validated(target, steps), "{steps} {fraction}");
             }
             assert!(is_validated(steps, steps));
         }
-        assert_eq!(TARGETS.map(|fraction| target_step(fraction, 100)), [60, 80, 95]);
     }
 }
