@@ -23,6 +23,7 @@
 //! | [`memory`] | the byte budget of a rank, by category |
 //! | [`weights`] | the weights of a layer on the host, and their names in checkpoints |
 //! | [`layer`], [`optim`], [`losses`] | [`MoeLayer`] on one rank, decoupled [`AdamW`], router losses |
+//! | [`share`] | what one rank of many computes in a step, executed alone and timed by phase |
 //! | [`rng`] | the counter-based generator behind selection |
 //!
 //! # Ten lines
@@ -57,6 +58,7 @@ pub mod plan;
 mod portable;
 pub mod recording;
 pub mod rng;
+pub mod share;
 pub mod tensor;
 pub mod weights;
 
