@@ -3,31 +3,41 @@
 use std::collections::BTreeMap;
 
 use lrmoe::memory::Category;
-use lrmoe::share::{Phase, Share, TimeModel};
+use lrmoe::plan::RankMemory;
+use lrmoe::share::{Phase, PhaseTimes, Share, TimeModel};
 
-use super::cell::{Cost, PLANNED, Point, PolicyRun, Sampled};
+use super::cell::{Cell, Cost, Point, PolicyRun};
 use super::loads::Loads;
-use super::trajectory::Trajectory;
+use super::runner::NOMINAL_FLOPS;
+use super::timing::Timing;
+use super::trained::{Trained, TrainedRun};
 
-/// Seconds of one step of one layer: each phase lasts as long as its busiest rank.
-pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, model: &TimeModel, time_scale: f64) {
-    let (busiest, mean) = phases(&loads.shares, |share| model.predict(share));
+/// What prices a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prices<'a> {
+    pub(crate) model: &'a TimeModel,
+    /// Seconds of this machine for each second of the one that plans were made for: all modelled times are in the latter.
+    pub(crate) seconds: f64,
+    /// Counted seconds of planning a step of a layer.
+    pub(crate) plan_s: f64,
+}
+
+/// Adds one step of one layer: each phase lasts as long as its busiest rank.
+pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, prices: &Prices<'_>) {
+    let (busiest, mean) = phases(&loads.shares(), |share| prices.model.predict(share));
     for (phase, (busiest, mean)) in Phase::ALL.iter().zip(busiest.into_iter().zip(mean)) {
         *cost.phases.entry(phase.name().into()).or_default() += busiest;
         *cost.mean.entry(phase.name().into()).or_default() += mean;
     }
     for network in 0..cost.exchange_s.len() {
-        cost.exchange_s[network] += loads.exchange_s[network];
-        cost.optimizer_exchange_s[network] += loads.optimizer_exchange_s[network];
+        cost.exchange_s[network] += loads.exchange_s[network] * prices.seconds;
+        cost.optimizer_exchange_s[network] += loads.optimizer_exchange_s[network] * prices.seconds;
     }
-    cost.plan_s += loads.plan_s * time_scale;
+    cost.plan_s += prices.plan_s;
 }
 
 /// Of each phase, the busiest rank's seconds and those of the mean rank.
-pub(crate) fn phases(
-    shares: &[Share],
-    mut time: impl FnMut(&Share) -> lrmoe::share::PhaseTimes,
-) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn phases(shares: &[Share], mut time: impl FnMut(&Share) -> PhaseTimes) -> (Vec<f64>, Vec<f64>) {
     let (mut busiest, mut sum) = (vec![0.0_f64; Phase::ALL.len()], vec![0.0; Phase::ALL.len()]);
     for share in shares {
         let times = time(share);
@@ -40,39 +50,54 @@ pub(crate) fn phases(
     (busiest, sum.into_iter().map(|sum| sum / ranks).collect())
 }
 
-/// Follower number `index` of a run.
-pub(crate) fn policy_run(
-    run: &Trajectory,
-    index: usize,
-    model: &TimeModel,
-    time_scale: f64,
-    sampled: Sampled,
-) -> PolicyRun {
-    let (policy, activations) = &run.followed[index];
-    let steps = &run.loads[index];
-    let infeasible = run.infeasible[index].clone();
+/// A trained cell with its times.
+pub(crate) fn cell(trained: &Trained, timing: &Timing) -> Cell {
+    let seconds = NOMINAL_FLOPS / timing.gemm_flops;
+    let fit = |fit: &lrmoe::share::PhaseFit| {
+        Some((fit.phase.name().to_owned(), [fit.predicted_over_measured?, fit.median_relative_error?]))
+    };
+    let mut protocol = trained.protocol.clone();
+    protocol.time_scale *= seconds;
+    let run = |run: &TrainedRun| {
+        let plan_s = median(run.loads.iter().flatten().map(|loads| loads.plan_s)) * protocol.time_scale;
+        let sampled = timing.sampled(&trained.key, &run.policy, run.activations);
+        PolicyRun { sampled, ..policy_run(run, &Prices { model: &timing.model, seconds, plan_s }) }
+    };
+    let runs = trained.runs.iter().map(run).collect();
+    Cell {
+        key: trained.key.clone(),
+        machine: timing.machine.clone(),
+        fit: timing.model.error().iter().filter_map(fit).collect(),
+        timelines: timing.timelines.iter().filter(|(key, _)| *key == trained.key).map(|(_, t)| t.clone()).collect(),
+        runs,
+        protocol,
+    }
+}
+
+/// One policy's costs at every validation, and its means and peaks.
+fn policy_run(run: &TrainedRun, prices: &Prices<'_>) -> PolicyRun {
+    let ran = run.infeasible.is_none();
+    let steps = if ran { &run.loads[..] } else { &[] };
     let mut cost = Cost::default();
     let mut done = 0;
     let mut curve = Vec::new();
-    for &(step, val_loss) in run.curve.iter().filter(|_| infeasible.is_none()) {
-        for layers in &steps[done..step as usize] {
-            layers.iter().for_each(|loads| add_step(&mut cost, loads, model, time_scale));
-        }
+    for &(step, val_loss) in run.curve.iter().filter(|_| ran) {
+        steps[done..step as usize].iter().flatten().for_each(|loads| add_step(&mut cost, loads, prices));
         done = step as usize;
         curve.push(Point { step, val_loss, cost: cost.clone() });
     }
-    let all = || steps.iter().flatten().filter(|_| infeasible.is_none());
+    let all = || steps.iter().flatten();
     let count = all().count().max(1) as f64;
     let mean = |value: fn(&Loads) -> f64| all().map(value).sum::<f64>() / count;
     let peak = all().max_by_key(|loads| loads.peak.total()).map(|loads| loads.peak);
-    let by_category = |peak: lrmoe::plan::RankMemory| -> BTreeMap<String, u64> {
+    let by_category = |peak: RankMemory| -> BTreeMap<String, u64> {
         Category::ALL.iter().map(|&category| (category.to_string(), peak.reserved[category as usize])).collect()
     };
     PolicyRun {
-        policy: policy.clone(),
-        activations: activations.name().into(),
-        trajectory: run.name.clone(),
-        steps: if infeasible.is_none() { run.steps } else { 0 },
+        policy: run.policy.clone(),
+        activations: run.activations.name().into(),
+        trajectory: run.trajectory.clone(),
+        steps: steps.len() as u64,
         curve,
         routed_pairs: all().map(|loads| loads.routed).sum(),
         backward_pairs: all().map(|loads| loads.retained).sum(),
@@ -84,12 +109,14 @@ pub(crate) fn policy_run(
         waves: all().map(|loads| loads.waves).max().unwrap_or(0),
         peak_bytes: peak.map(by_category).unwrap_or_default(),
         subtotal_bytes: all().map(|loads| loads.subtotal_bytes).max().unwrap_or(0),
-        sampled,
-        infeasible,
+        sampled: super::cell::Sampled::default(),
+        infeasible: run.infeasible.clone(),
     }
 }
 
-/// Modelled traffic of one step at the planned network.
-pub(crate) fn traffic_s(loads: &Loads) -> [f64; 2] {
-    [loads.exchange_s[PLANNED], loads.optimizer_exchange_s[PLANNED]]
+/// The middle value, which stalls of a shared machine do not move; 0 without any.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

@@ -2,11 +2,12 @@
 
 use lrmoe::memory::Category;
 use lrmoe::plan::{
-    Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup, exchange_rows_per_token,
+    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup, exchange_rows_per_token,
     optimizer_exchange, selection_exchange,
 };
 use lrmoe::share::Share;
 use lrmoe::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
 const SUBTOTAL: [Category; 6] = [
@@ -19,10 +20,12 @@ const SUBTOTAL: [Category; 6] = [
 ];
 
 /// One step of one layer under one plan.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Loads {
+    activations: Activations,
+    selects: bool,
     /// `[R]`.
-    pub(crate) shares: Vec<Share>,
+    ranks: Vec<RankSizes>,
     /// Seconds at each of [`NETWORKS`](super::cell::NETWORKS).
     pub(crate) exchange_s: [f64; 3],
     pub(crate) optimizer_exchange_s: [f64; 3],
@@ -39,6 +42,44 @@ pub(crate) struct Loads {
     pub(crate) routed: u64,
     pub(crate) retained: u64,
     pub(crate) dropped: u64,
+}
+
+/// A [`Share`] without what is the same on all ranks. There are many of them in a file, so they have no field names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct RankSizes(usize, Vec<u32>, Vec<u32>, [usize; 6]);
+
+impl RankSizes {
+    fn new(share: Share) -> Self {
+        let Share { tokens_in_forward, tokens_in_backward, sent_forward, sent_backward, retained, .. } = share;
+        let sizes = [
+            tokens_in_forward,
+            tokens_in_backward,
+            sent_forward,
+            sent_backward,
+            retained,
+            share.optimizer_parameters,
+        ];
+        Self(share.tokens, share.forward, share.backward, sizes)
+    }
+
+    fn share(&self, activations: Activations, selects: bool) -> Share {
+        let Self(tokens, forward, backward, sizes) = self;
+        let [tokens_in_forward, tokens_in_backward, sent_forward, sent_backward, retained, optimizer_parameters] =
+            *sizes;
+        Share {
+            tokens: *tokens,
+            forward: forward.clone(),
+            backward: backward.clone(),
+            tokens_in_forward,
+            tokens_in_backward,
+            sent_forward,
+            sent_backward,
+            retained,
+            optimizer_parameters,
+            activations,
+            selects,
+        }
+    }
 }
 
 /// Where every pair goes.
@@ -102,8 +143,11 @@ impl Loads {
         let optimizer = optimizer_exchange(&setups[0], placements)?;
         let memory = |rank: &RankMemory| SUBTOTAL.iter().map(|&c| rank.reserved[c as usize]).sum();
         let peak = plan.memory.iter().max_by_key(|rank| rank.total()).copied();
+        let share = |r| moves.share(r, plan, &loads, &rows, retained, &setups[0]).map(RankSizes::new);
         Ok(Self {
-            shares: (0..ranks).map(|r| moves.share(r, plan, &loads, &rows, retained, &setups[0])).collect::<Result<_>>()?,
+            activations: plan.activations,
+            selects,
+            ranks: (0..ranks).map(share).collect::<Result<_>>()?,
             exchange_s,
             optimizer_exchange_s,
             plan_s,
@@ -117,6 +161,13 @@ impl Loads {
             retained: kept,
             dropped: plan.dropped.as_ref().map_or(0, Counts::total),
         })
+    }
+}
+
+impl Loads {
+    /// `[R]` what each rank computes.
+    pub(crate) fn shares(&self) -> Vec<Share> {
+        self.ranks.iter().map(|sizes| sizes.share(self.activations, self.selects)).collect()
     }
 }
 

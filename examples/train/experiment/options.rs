@@ -51,9 +51,9 @@ pub(crate) struct ExperimentArgs {
     /// Executes and times every rank's share of one layer in every Nth step
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..), requires = "ranks")]
     pub(crate) time_every: u64,
-    /// GEMM rate of one virtual rank in operations a second [default: measured first, and kept in the output folder]
-    #[arg(long, value_name = "RATE", requires = "ranks")]
-    pub(crate) gemm_flops: Option<f64>,
+    /// Trains what is missing and stops there: no times, no report
+    #[arg(long, requires = "ranks")]
+    pub(crate) train_only: bool,
 }
 
 /// How strongly the router is balanced.

@@ -1,20 +1,17 @@
 //! One cell: a model, a balancing, a batch size and a seed under every policy, all runs step by step in turn.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lrmoe::plan::policy::{Symi, by_name};
 use lrmoe::plan::{Activations, Counts, Lrmoe, Policy, Setup};
-use lrmoe::share::{PhaseFit, TimeModel};
 use lrmoe::{LayerOptions, Selection};
 
-use super::account;
-use super::cell::{Cell, Key, NETWORKS, Protocol, TARGETS};
-use super::clock::Clock;
+use super::cell::{Key, NETWORKS, Protocol, TARGETS};
 use super::geometry::Geometry;
 use super::options::{ONE_COPY, TOPQ};
 use super::outputs::targets::{PLAIN, target_step};
 use super::planner::Follower;
+use super::trained::Trained;
 use super::trajectory::{Drive, Followed, Trajectory};
 use crate::cli::Options;
 use crate::corpus::Corpus;
@@ -23,6 +20,10 @@ use crate::moe::MoeSpec;
 use crate::optim::ADAMW;
 use crate::progress::Progress;
 use crate::run::last_step;
+
+/// Operations a second that plans take a rank's GEMMs to do. Any number does: every rate and latency of a scaled machine goes with it,
+/// so that plans stay the same, and modelled times are taken in units of it afterwards.
+pub(crate) const NOMINAL_FLOPS: f64 = 1e10;
 
 /// What a cell needs.
 pub(crate) struct Task<'a> {
@@ -34,73 +35,41 @@ pub(crate) struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Runs the cell; `None` where `stop` was set before its end.
-    pub(crate) fn run(&self, stop: &AtomicBool) -> Result<Option<Cell>, Failure> {
+    /// Trains the cell; `None` where `stop` was set before its end.
+    pub(crate) fn run(&self, stop: &AtomicBool) -> Result<Option<Trained>, Failure> {
         let mut runs = self.trajectories()?;
-        let mut clock = Clock::new(&self.geometry.small, self.key.seed)?;
-        let (planned, every) = (self.options.steps, self.options.experiment.time_every);
+        let planned = self.options.steps;
         let mut progress = Progress::new("cell", planned);
         for run in &mut runs {
             run.begin(self.corpus)?;
         }
-        let mut step = 0;
-        loop {
+        for done in 1.. {
             let goal = runs[0].loss_at(target_step(planned, TARGETS[TARGETS.len() - 1]));
             let short = |run: &Trajectory| goal.is_some_and(|goal| !run.reached(goal));
-            let active = |run: &Trajectory| {
+            let goes_on = |run: &&mut Trajectory| {
                 run.steps < planned || (run.steps < last_step(planned) && run.name != PLAIN && short(run))
             };
-            let goes_on: Vec<bool> = runs.iter().map(active).collect();
-            if goes_on.iter().all(|goes_on| !goes_on) {
-                break;
-            }
+            let mut stepped = false;
             let mut validated = None;
-            for (run, _) in runs.iter_mut().zip(&goes_on).filter(|(_, goes_on)| **goes_on) {
+            for run in runs.iter_mut().filter(goes_on) {
                 let loss = run.step(self.corpus)?;
                 validated = validated.or(loss);
+                stepped = true;
             }
-            if step % every == every / 2 {
-                let layer = (step / every) as usize % self.options.layers;
-                sample(&mut clock, &runs, &goes_on, (step, layer))?;
+            if !stepped {
+                break;
             }
-            step += 1;
             match validated {
-                Some(loss) => progress.validated(step, None, loss),
-                None => progress.step(step, f64::NAN),
+                Some(loss) => progress.validated(done, None, loss),
+                None => progress.step(done, f64::NAN),
             }
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
         }
         progress.finish();
-        self.cell(&runs, &clock).map(Some)
-    }
-
-    fn cell(&self, runs: &[Trajectory], clock: &Clock) -> Result<Cell, Failure> {
-        let model = clock.model()?;
-        let mut cell = Cell {
-            key: self.key.clone(),
-            protocol: self.protocol.clone(),
-            machine: crate::report::machine(),
-            runs: Vec::new(),
-            fit: fit_errors(&model),
-            timelines: Vec::new(),
-        };
-        for run in runs {
-            for (i, (policy, activations)) in run.followed.iter().enumerate() {
-                let activations = activations.name();
-                let sampled = clock.sampled(policy, activations, &model);
-                cell.runs.push(account::policy_run(run, i, &model, self.protocol.time_scale, sampled));
-                // Its last sampled step.
-                let every = self.options.experiment.time_every;
-                let done = run.loads[i].len() as u64;
-                let Some(step) = (0..done).rev().find(|step| step % every == every / 2) else { continue };
-                let layer = (step / every) as usize % self.options.layers;
-                let loads = &run.loads[i][step as usize][layer];
-                cell.timelines.push(clock.timeline(policy, activations, (step, layer), loads));
-            }
-        }
-        Ok(cell)
+        let (key, protocol) = (self.key.clone(), self.protocol.clone());
+        Ok(Some(Trained { key, protocol, runs: runs.into_iter().flat_map(Trajectory::into_runs).collect() }))
     }
 
     /// The plain run first, whose losses are the targets.
@@ -197,36 +166,4 @@ impl Task<'_> {
         setup.counter_scale = self.protocol.counter_scale;
         Ok(setup)
     }
-}
-
-/// Of each phase that ran: predicted over measured seconds of all samples, and the median relative error of one.
-fn fit_errors(model: &TimeModel) -> BTreeMap<String, [f64; 2]> {
-    let of = |fit: &PhaseFit| {
-        Some((fit.phase.name().to_owned(), [fit.predicted_over_measured?, fit.median_relative_error?]))
-    };
-    model.error().iter().filter_map(of).collect()
-}
-
-/// Executes every policy's shares of one step and layer, beginning with another one each time.
-fn sample(
-    clock: &mut Clock,
-    runs: &[Trajectory],
-    goes_on: &[bool],
-    (step, layer): (u64, usize),
-) -> Result<(), Failure> {
-    let mut all = Vec::new();
-    for (run, _) in runs.iter().zip(goes_on).filter(|(_, goes_on)| **goes_on) {
-        for ((policy, activations), loads) in run.followed.iter().zip(&run.loads) {
-            // A follower that stopped has no loads of this step.
-            if let Some(layers) = loads.get(step as usize) {
-                all.push((policy, activations, &layers[layer]));
-            }
-        }
-    }
-    let turn = if all.is_empty() { 0 } else { step as usize % all.len() };
-    all.rotate_left(turn);
-    for (policy, activations, loads) in all {
-        clock.sample(policy, activations.name(), loads)?;
-    }
-    Ok(())
 }

@@ -155,18 +155,18 @@ fn every_pair_is_computed_once_and_retained_counts_obey_the_plan() {
                 let policy = policies().remove(policy);
                 let name = policy.name().to_owned();
                 let Step { ids, kept, loads, quotas, setups } = step(policy, activations, tokens, ranks);
-                let sum = |rows: fn(&Share) -> u64| loads.shares.iter().map(rows).sum::<u64>();
+                let sum = |rows: fn(&Share) -> u64| loads.shares().iter().map(rows).sum::<u64>();
                 assert_eq!(sum(Share::forward_rows), ids.len() as u64 - loads.dropped, "{name} {activations:?}");
                 assert_eq!(sum(Share::backward_rows), kept.iter().filter(|kept| **kept).count() as u64);
                 assert_eq!(loads.retained, quotas.iter().map(|&q| u64::from(q)).sum::<u64>());
-                assert_eq!(loads.shares.iter().map(|share| share.retained as u64).sum::<u64>(), loads.retained);
-                assert_eq!(loads.shares.iter().map(|share| share.tokens).sum::<usize>(), tokens);
-                let owned = loads.shares.iter().map(|share| share.optimizer_parameters).sum::<usize>() as u64;
+                assert_eq!(loads.shares().iter().map(|share| share.retained as u64).sum::<u64>(), loads.retained);
+                assert_eq!(loads.shares().iter().map(|share| share.tokens).sum::<usize>(), tokens);
+                let owned = loads.shares().iter().map(|share| share.optimizer_parameters).sum::<usize>() as u64;
                 let parameters = 16 * setups[0].config.expert_parameters().unwrap();
                 assert!(owned >= parameters && owned < parameters + ranks as u64, "{name}: {owned} of {parameters}");
                 if name == "lrmoe" && tokens == 4096 {
                     let most = lrmoe::plan::rank_capacity(loads.retained, setups[0].options.slack, ranks);
-                    let busiest = loads.shares.iter().map(Share::backward_rows).max().unwrap();
+                    let busiest = loads.shares().iter().map(Share::backward_rows).max().unwrap();
                     // Where retained pairs stay, the capacity is an expectation.
                     let held = activations == Activations::Recompute || loads.retained == loads.routed;
                     assert!(!held || busiest <= most, "{busiest} of {most}");

@@ -9,6 +9,7 @@ use super::cell::TARGETS;
 use super::loads::Loads;
 use super::outputs::targets::target_step;
 use super::planner::{Follower, LayerPlans};
+use super::trained::TrainedRun;
 use crate::cli::Options;
 use crate::corpus::Corpus;
 use crate::failure::Failure;
@@ -131,6 +132,15 @@ impl Trajectory {
         let loss = self.trainer.validate(corpus)?;
         self.curve.push((self.steps, loss));
         Ok(Some(loss))
+    }
+
+    /// What it leaves, one for each follower.
+    pub(crate) fn into_runs(self) -> impl Iterator<Item = TrainedRun> {
+        let Self { name, curve, followed, loads, infeasible, .. } = self;
+        followed.into_iter().zip(loads).zip(infeasible).map(move |(((policy, activations), loads), infeasible)| {
+            let (trajectory, curve) = (name.clone(), curve.clone());
+            TrainedRun { policy, activations, trajectory, curve, loads, infeasible }
+        })
     }
 
     /// Whether the validation loss has come down to `target`.
