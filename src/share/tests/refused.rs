@@ -6,8 +6,11 @@ use crate::plan::Activations;
 use crate::share::{Share, ShareRunner};
 use crate::{CpuBackend, MoeConfig};
 
+/// Spoils a share.
+type Change = fn(&mut Share);
+
 /// The message of what is refused; nothing may be allocated or run before.
-fn refusal(change: fn(&mut Share)) -> String {
+fn refusal(change: Change) -> String {
     let backend = CpuBackend::new();
     let mut runner = ShareRunner::new(&backend, &MoeConfig::new(24, 17, 8, 2), 7).unwrap();
     let before = backend.memory().report();
@@ -21,7 +24,7 @@ fn refusal(change: fn(&mut Share)) -> String {
 #[test]
 fn every_refusal_names_the_field() {
     const HUGE: usize = usize::MAX / 2;
-    let cases: [(&str, fn(&mut Share)); 22] = [
+    let cases: [(&str, Change); 22] = [
         ("`backward`", |s| s.backward = vec![11, 5]),
         ("`backward`", |s| s.backward = vec![]),
         ("`forward`", |s| (s.forward, s.backward) = (vec![1; 9], vec![1; 9])),
