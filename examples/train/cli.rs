@@ -108,7 +108,9 @@ impl Options {
             }
             if self.retain.as_constant().is_none() {
                 let retain = &self.retain;
-                return Err(Failure::usage(format!("--retain is {retain}; allowed without --ranks: one constant value")));
+                return Err(Failure::usage(format!(
+                    "--retain is {retain}; allowed without --ranks: one constant value"
+                )));
             }
         }
         Ok(self)

@@ -122,8 +122,7 @@ fn both_runs(
         |option: &str, path: &Path| LineFile::create(path).map_err(|e| Failure::usage(format!("{option}: {e}")));
     let mut sinks = Sinks { metrics: create("--out", &options.out.join("metrics.jsonl"))?, trace: None };
     let mut trace = options.record.as_deref().map(|path| create("--record", path)).transpose()?;
-    let plans =
-        [("plain", Selection::All, Retention::Fraction(1.0)), ("lrmoe", options.select, options.retention())];
+    let plans = [("plain", Selection::All, Retention::Fraction(1.0)), ("lrmoe", options.select, options.retention())];
     let mut runs = Vec::new();
     let mut result = Ok(());
     for (policy, select, retain) in plans {

@@ -52,7 +52,8 @@ impl FromStr for Retain {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let malformed = || {
-            let allowed = "FRACTION, noise:THETA[:MIN:MAX], FRACTION..FRACTION over the run, or one of these a layer with commas";
+            let allowed =
+                "FRACTION, noise:THETA[:MIN:MAX], FRACTION..FRACTION over the run, or one of these a layer with commas";
             Error::argument("retain", format!("{text:?}"), allowed)
         };
         let positive = |retention: Retention| match retention {

@@ -2,8 +2,8 @@
 
 use lrmoe::memory::Category;
 use lrmoe::plan::{
-    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup, exchange_rows_per_token,
-    optimizer_exchange, selection_exchange,
+    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup,
+    exchange_rows_per_token, optimizer_exchange, selection_exchange,
 };
 use lrmoe::share::Share;
 use lrmoe::{Error, Result};
@@ -51,14 +51,8 @@ struct RankSizes(usize, Vec<u32>, Vec<u32>, [usize; 6]);
 impl RankSizes {
     fn new(share: Share) -> Self {
         let Share { tokens_in_forward, tokens_in_backward, sent_forward, sent_backward, retained, .. } = share;
-        let sizes = [
-            tokens_in_forward,
-            tokens_in_backward,
-            sent_forward,
-            sent_backward,
-            retained,
-            share.optimizer_parameters,
-        ];
+        let sizes =
+            [tokens_in_forward, tokens_in_backward, sent_forward, sent_backward, retained, share.optimizer_parameters];
         Self(share.tokens, share.forward, share.backward, sizes)
     }
 
@@ -168,6 +162,12 @@ impl Loads {
     /// `[R]` what each rank computes.
     pub(crate) fn shares(&self) -> Vec<Share> {
         self.ranks.iter().map(|sizes| sizes.share(self.activations, self.selects)).collect()
+    }
+
+    /// Other ranks with the same traffic.
+    #[cfg(test)]
+    pub(crate) fn with_shares(self, shares: Vec<Share>) -> Self {
+        Self { ranks: shares.into_iter().map(RankSizes::new).collect(), ..self }
     }
 }
 

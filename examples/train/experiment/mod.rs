@@ -152,7 +152,10 @@ fn protocol(options: &Options, geometry: &Geometry, corpus: &Corpus, key: &Key) 
     let ranks = args.ranks.map_or(real.ranks, usize::from);
     let ranks_per_node = args.ranks_per_node.map_or(real.ranks_per_node, usize::from);
     if key.tokens < ranks {
-        return Err(Failure::usage(format!("--ranks is {ranks}; allowed: at most the {} tokens of a step", key.tokens)));
+        return Err(Failure::usage(format!(
+            "--ranks is {ranks}; allowed: at most the {} tokens of a step",
+            key.tokens
+        )));
     }
     let real = real.with_ranks(ranks, ranks_per_node);
     let scaled = real.scaled_to_model(&geometry.real, &geometry.small, NOMINAL_FLOPS)?;

@@ -43,7 +43,14 @@ pub(crate) struct ExperimentArgs {
     pub(crate) preset: Vec<String>,
     /// How strongly the router is balanced, with commas: usual is as the model's own training, weak a hundredth of the loss or a tenth
     /// of the bias step
-    #[arg(long, value_enum, value_name = "usual|weak", default_value = "usual", value_delimiter = ',', requires = "ranks")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "usual|weak",
+        default_value = "usual",
+        value_delimiter = ',',
+        requires = "ranks"
+    )]
     pub(crate) balancing: Vec<Balancing>,
     /// What forward keeps for backward
     #[arg(long, value_enum, default_value_t = Kept::Both, requires = "ranks")]

@@ -143,7 +143,8 @@ impl Task<'_> {
             "symi" | "symi-drop" => {
                 let (ranks, experts) = (self.protocol.ranks, self.geometry.small.num_experts);
                 let pairs = self.key.tokens * self.geometry.small.num_experts_per_tok;
-                let even = Counts::from_flat(ranks, experts, vec![pairs.div_ceil(ranks * experts) as u32; ranks * experts])?;
+                let even =
+                    Counts::from_flat(ranks, experts, vec![pairs.div_ceil(ranks * experts) as u32; ranks * experts])?;
                 let mut most = setup.clone();
                 most.activations = Some(Activations::Stash);
                 let start = Symi::default().start(&most, &even)?;

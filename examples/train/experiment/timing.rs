@@ -76,7 +76,10 @@ impl Timing {
             cells: cells.iter().map(|cell| cell.key.clone()).collect(),
             machine,
             gemm_flops,
-            sampled: sampled.into_iter().map(|((key, policy, _), (mode, s))| (key.clone(), policy.into(), mode, s)).collect(),
+            sampled: sampled
+                .into_iter()
+                .map(|((key, policy, _), (mode, s))| (key.clone(), policy.into(), mode, s))
+                .collect(),
             timelines: last.into_values().map(|group| (group.key.clone(), group.timeline(seconds))).collect(),
             model,
         })
