@@ -1,10 +1,11 @@
 //! From what the ranks did to what it took.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use lrmoe::memory::Category;
 use lrmoe::plan::RankMemory;
-use lrmoe::share::{Phase, PhaseTimes, Share, TimeModel};
+use lrmoe::share::{Phase, PhaseTimes, TimeModel};
 
 use super::cell::{Cell, Cost, Point, PolicyRun};
 use super::loads::Loads;
@@ -24,10 +25,10 @@ pub(crate) struct Prices<'a> {
 
 /// Adds one step of one layer: each phase lasts as long as its busiest rank.
 pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, prices: &Prices<'_>) {
-    let (busiest, mean) = phases(&loads.shares(), |share| prices.model.predict(share));
-    for (phase, (busiest, mean)) in Phase::ALL.iter().zip(busiest.into_iter().zip(mean)) {
-        *cost.phases.entry(phase.name().into()).or_default() += busiest;
-        *cost.mean.entry(phase.name().into()).or_default() += mean;
+    let (busiest, mean) = phases(&fitted(loads, prices.model));
+    for phase in Phase::ALL {
+        *cost.phases.entry(phase.name().into()).or_default() += busiest[phase];
+        *cost.mean.entry(phase.name().into()).or_default() += mean[phase];
     }
     for network in 0..cost.exchange_s.len() {
         cost.exchange_s[network] += loads.exchange_s[network] * prices.seconds;
@@ -36,18 +37,17 @@ pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, prices: &Prices<'_>) {
     cost.plan_s += prices.plan_s;
 }
 
+/// `[R]` what the fit says that each rank takes.
+pub(crate) fn fitted(loads: &Loads, model: &TimeModel) -> Vec<PhaseTimes> {
+    let Ok(times) = loads.times(|share| Ok::<_, Infallible>(model.predict(share)));
+    times
+}
+
 /// Of each phase, the busiest rank's seconds and those of the mean rank.
-pub(crate) fn phases(shares: &[Share], mut time: impl FnMut(&Share) -> PhaseTimes) -> (Vec<f64>, Vec<f64>) {
-    let (mut busiest, mut sum) = (vec![0.0_f64; Phase::ALL.len()], vec![0.0; Phase::ALL.len()]);
-    for share in shares {
-        let times = time(share);
-        for (i, &phase) in Phase::ALL.iter().enumerate() {
-            busiest[i] = busiest[i].max(times[phase]);
-            sum[i] += times[phase];
-        }
-    }
-    let ranks = shares.len().max(1) as f64;
-    (busiest, sum.into_iter().map(|sum| sum / ranks).collect())
+pub(crate) fn phases(ranks: &[PhaseTimes]) -> (PhaseTimes, PhaseTimes) {
+    let busiest = |phase| ranks.iter().map(|times| times[phase]).fold(0.0, f64::max);
+    let mean = |phase| ranks.iter().map(|times| times[phase]).sum::<f64>() / ranks.len().max(1) as f64;
+    (PhaseTimes::from_fn(busiest), PhaseTimes::from_fn(mean))
 }
 
 /// A trained cell with its times.
@@ -106,7 +106,7 @@ fn policy_run(run: &TrainedRun, prices: &Prices<'_>) -> PolicyRun {
         busiest_over_mean_backward: mean(|loads| loads.busiest_over_mean[1]),
         replicas_mean: mean(|loads| loads.replicas as f64),
         bytes_inter_node: all().map(|loads| loads.bytes_inter_node).sum(),
-        waves: all().map(|loads| loads.waves).max().unwrap_or(0),
+        waves: all().flat_map(|loads| loads.waves).max().unwrap_or(0),
         peak_bytes: peak.map(by_category).unwrap_or_default(),
         subtotal_bytes: all().map(|loads| loads.subtotal_bytes).max().unwrap_or(0),
         sampled: super::cell::Sampled::default(),

@@ -1,13 +1,15 @@
 //! What the ranks do in one step of one layer under one plan: the sizes that are executed and timed, and the traffic that is modelled.
 
+use lrmoe::Error;
 use lrmoe::memory::Category;
 use lrmoe::plan::{
     Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup,
     exchange_rows_per_token, optimizer_exchange, selection_exchange,
 };
-use lrmoe::share::Share;
-use lrmoe::{Error, Result};
+use lrmoe::share::{Phase, PhaseTimes, Share};
 use serde::{Deserialize, Serialize};
+
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
 const SUBTOTAL: [Category; 6] = [
@@ -34,7 +36,8 @@ pub(crate) struct Loads {
     pub(crate) bytes_inter_node: f64,
     pub(crate) busiest_over_mean: [f64; 2],
     pub(crate) replicas: usize,
-    pub(crate) waves: u64,
+    /// Forward and backward.
+    pub(crate) waves: [u64; 2],
     /// The fullest rank.
     pub(crate) peak: RankMemory,
     /// The largest sum of [`SUBTOTAL`] on a rank.
@@ -73,6 +76,23 @@ impl RankSizes {
             activations,
             selects,
         }
+    }
+}
+
+/// Phases that run wave by wave: of forward, and of backward.
+const IN_WAVES: [Phase; 4] = [Phase::Forward, Phase::Recompute, Phase::Dgrad, Phase::Wgrad];
+
+/// One of several waves of a share.
+fn wave(share: &Share, waves: u64) -> Share {
+    let part = |rows: &[u32]| rows.iter().map(|&n| u64::from(n).div_ceil(waves) as u32).collect::<Vec<_>>();
+    let (forward, backward) = (part(&share.forward), part(&share.backward));
+    let tokens = |tokens: usize, rows: &[u32]| tokens.min(rows.iter().map(|&n| n as usize).sum());
+    Share {
+        tokens_in_forward: tokens(share.tokens_in_forward, &forward),
+        tokens_in_backward: tokens(share.tokens_in_backward, &backward),
+        forward,
+        backward,
+        ..share.clone()
     }
 }
 
@@ -148,7 +168,7 @@ impl Loads {
             bytes_inter_node: crossing + optimizer.inter_node_bytes,
             busiest_over_mean: loads.each_ref().map(|loads| busiest_over_mean(plan, loads)),
             replicas: plan.placement.instances() - plan.experts(),
-            waves: waves[0].max(waves[1]),
+            waves,
             peak: peak.ok_or_else(|| Error::argument("ranks", 0, "1 or more"))?,
             subtotal_bytes: plan.memory.iter().map(memory).max().unwrap_or(0),
             routed: moves.ids.iter().filter(|&&e| e != NOWHERE).count() as u64,
@@ -162,6 +182,21 @@ impl Loads {
     /// `[R]` what each rank computes.
     pub(crate) fn shares(&self) -> Vec<Share> {
         self.ranks.iter().map(|sizes| sizes.share(self.activations, self.selects)).collect()
+    }
+
+    /// What each rank takes if `time` is what a share takes: a wave has its part of every expert's rows, and reads all weights anew.
+    pub(crate) fn times<E>(&self, mut time: impl FnMut(&Share) -> Result<PhaseTimes, E>) -> Result<Vec<PhaseTimes>, E> {
+        let of_rank = |share: Share| {
+            let mut times = time(&share)?;
+            for (waves, phases) in self.waves.into_iter().zip([&IN_WAVES[..1], &IN_WAVES[1..]]) {
+                if waves > 1 {
+                    let once = time(&wave(&share, waves))?;
+                    phases.iter().for_each(|&phase| times[phase] = waves as f64 * once[phase]);
+                }
+            }
+            Ok(times)
+        };
+        self.shares().into_iter().map(of_rank).collect()
     }
 
     /// Other ranks with the same traffic.

@@ -38,7 +38,8 @@ struct Group<'a> {
     activations: Activations,
     at: (usize, usize),
     loads: &'a Loads,
-    samples: Vec<(Share, PhaseTimes)>,
+    /// `[R]`.
+    measured: Vec<PhaseTimes>,
 }
 
 impl Timing {
@@ -46,17 +47,18 @@ impl Timing {
     pub(crate) fn take(cells: &[Trained], config: &MoeConfig, machine: serde_json::Value) -> Result<Self> {
         let mut groups = groups(cells);
         let mut runner = ShareRunner::new(&CpuBackend::new(), config, 0)?;
+        let mut samples: Vec<(Share, PhaseTimes)> = Vec::new();
         for group in &mut groups {
-            for share in group.loads.shares() {
-                let mut least = runner.run(&share)?;
+            group.measured = group.loads.times(|share| {
+                let mut least = runner.run(share)?;
                 for _ in 1..REPEATS {
-                    let again = runner.run(&share)?;
+                    let again = runner.run(share)?;
                     Phase::ALL.iter().for_each(|&phase| least[phase] = least[phase].min(again[phase]));
                 }
-                group.samples.push((share, least));
-            }
+                samples.push((share.clone(), least));
+                Ok::<_, lrmoe::Error>(least)
+            })?;
         }
-        let samples: Vec<(Share, PhaseTimes)> = groups.iter().flat_map(|group| group.samples.iter().cloned()).collect();
         let model = TimeModel::fit(&samples)?;
         let (tokens, ranks) = cells.first().map_or((0, 1), |cell| (cell.key.tokens, cell.protocol.ranks));
         let gemm_flops = gemm_flops(&model, config, tokens, ranks)?;
@@ -103,7 +105,7 @@ fn groups(cells: &[Trained]) -> Vec<Group<'_>> {
                 .filter_map(|run| {
                     let loads = run.loads.get(at.0)?.get(at.1)?;
                     let (policy, activations) = (&run.policy, run.activations);
-                    Some(Group { key: &cell.key, policy, activations, at, loads, samples: Vec::new() })
+                    Some(Group { key: &cell.key, policy, activations, at, loads, measured: Vec::new() })
                 })
                 .collect();
             if turn.is_empty() {
@@ -119,13 +121,11 @@ fn groups(cells: &[Trained]) -> Vec<Group<'_>> {
 
 impl Group<'_> {
     fn add_to(&self, sampled: &mut Sampled, model: &TimeModel) {
-        let shares: Vec<Share> = self.samples.iter().map(|(share, _)| share.clone()).collect();
-        let mut measured = self.samples.iter().map(|(_, times)| *times);
-        let (busiest, _) = account::phases(&shares, |_| measured.next().unwrap_or_default());
-        let (fitted, _) = account::phases(&shares, |share| model.predict(share));
+        let (busiest, _) = account::phases(&self.measured);
+        let (fitted, _) = account::phases(&account::fitted(self.loads, model));
         sampled.count += 1;
-        sampled.measured_s += busiest.iter().sum::<f64>();
-        sampled.fitted_s += fitted.iter().sum::<f64>();
+        sampled.measured_s += busiest.total();
+        sampled.fitted_s += fitted.total();
     }
 
     /// As it would look on all ranks at once: phases one after the other, each begun together, traffic where it comes to an end.
@@ -133,24 +133,26 @@ impl Group<'_> {
         let mut events = Vec::new();
         let mut now = 0.0;
         let loads = self.loads;
+        let (busiest, _) = account::phases(&self.measured);
         for phase in Phase::ALL {
-            for (rank, (share, times)) in self.samples.iter().enumerate().filter(|(_, (_, times))| times[phase] > 0.0) {
+            let ranks = loads.shares().into_iter().zip(&self.measured).enumerate();
+            for (rank, (share, times)) in ranks.filter(|(_, (_, times))| times[phase] > 0.0) {
                 events.push(Event {
                     rank,
                     name: phase.name().into(),
                     source: "measured".into(),
                     start_s: now,
                     seconds: times[phase],
-                    rows: rows(share, phase),
+                    rows: rows(&share, phase),
                 });
             }
-            now += self.samples.iter().map(|(_, times)| times[phase]).fold(0.0, f64::max);
+            now += busiest[phase];
             let traffic = match phase {
                 Phase::RouterBackward => ("exchange", loads.exchange_s[PLANNED] * seconds),
                 Phase::Optimizer => ("optimizer exchange", loads.optimizer_exchange_s[PLANNED] * seconds),
                 _ => continue,
             };
-            for rank in (0..self.samples.len()).filter(|_| traffic.1 > 0.0) {
+            for rank in (0..self.measured.len()).filter(|_| traffic.1 > 0.0) {
                 let (name, seconds) = traffic;
                 let source = "modelled".into();
                 events.push(Event { rank, name: name.into(), source, start_s: now, seconds, rows: 0 });
