@@ -5,26 +5,25 @@ use std::convert::Infallible;
 
 use lrmoe::memory::Category;
 use lrmoe::plan::RankMemory;
-use lrmoe::share::{Phase, PhaseTimes, TimeModel};
+use lrmoe::share::{Phase, PhaseFit, PhaseTimes, TimeModel};
 
-use super::cell::{Cell, Cost, Point, PolicyRun};
+use super::cell::{Cell, Cost, Memory, Point, PolicyRun};
 use super::loads::Loads;
-use super::runner::NOMINAL_FLOPS;
 use super::timing::Timing;
 use super::trained::{Trained, TrainedRun};
 
 /// What prices a step.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Prices<'a> {
     pub(crate) model: &'a TimeModel,
     /// Seconds of this machine for each second of the one that plans were made for: all modelled times are in the latter.
     pub(crate) seconds: f64,
-    /// Counted seconds of planning a step of a layer.
-    pub(crate) plan_s: f64,
+    /// Seconds of planning a layer in the steps of a cycle.
+    pub(crate) plans: Vec<f64>,
 }
 
 /// Adds one step of one layer: each phase lasts as long as its busiest rank.
-pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, prices: &Prices<'_>) {
+pub(crate) fn add_step(cost: &mut Cost, step: usize, loads: &Loads, prices: &Prices<'_>) {
     let (busiest, mean) = phases(&fitted(loads, prices.model));
     for phase in Phase::ALL {
         *cost.phases.entry(phase.name().into()).or_default() += busiest[phase];
@@ -34,7 +33,7 @@ pub(crate) fn add_step(cost: &mut Cost, loads: &Loads, prices: &Prices<'_>) {
         cost.exchange_s[network] += loads.exchange_s[network] * prices.seconds;
         cost.optimizer_exchange_s[network] += loads.optimizer_exchange_s[network] * prices.seconds;
     }
-    cost.plan_s += prices.plan_s;
+    cost.plan_s += prices.plans[step % prices.plans.len()];
 }
 
 /// `[R]` what the fit says that each rank takes.
@@ -51,27 +50,43 @@ pub(crate) fn phases(ranks: &[PhaseTimes]) -> (PhaseTimes, PhaseTimes) {
 }
 
 /// A trained cell with its times.
-pub(crate) fn cell(trained: &Trained, timing: &Timing) -> Cell {
-    let seconds = NOMINAL_FLOPS / timing.gemm_flops;
-    let fit = |fit: &lrmoe::share::PhaseFit| {
+pub(crate) fn cell(trained: &Trained, timing: &Timing) -> lrmoe::Result<Cell> {
+    let seconds = timing.seconds;
+    let fit = |fit: &PhaseFit| {
         Some((fit.phase.name().to_owned(), [fit.predicted_over_measured?, fit.median_relative_error?]))
     };
     let mut protocol = trained.protocol.clone();
     protocol.time_scale *= seconds;
+    protocol.scaled = protocol.scaled.scaled_to(protocol.scaled.gemm_flops / seconds)?;
     let run = |run: &TrainedRun| {
-        let plan_s = median(run.loads.iter().flatten().map(|loads| loads.plan_s)) * protocol.time_scale;
+        let plans = plan_seconds(run).map(|plan_s| plan_s * protocol.time_scale).collect();
         let sampled = timing.sampled(&trained.key, &run.policy, run.activations);
-        PolicyRun { sampled, ..policy_run(run, &Prices { model: &timing.model, seconds, plan_s }) }
+        PolicyRun { sampled, ..policy_run(run, &Prices { model: &timing.model, seconds, plans }) }
     };
     let runs = trained.runs.iter().map(run).collect();
-    Cell {
+    Ok(Cell {
         key: trained.key.clone(),
         machine: timing.machine.clone(),
+        plain: trained.plain.clone(),
         fit: timing.model.error().iter().filter_map(fit).collect(),
         timelines: timing.timelines.iter().filter(|(key, _)| *key == trained.key).map(|(_, t)| t.clone()).collect(),
         runs,
         protocol,
-    }
+    })
+}
+
+/// Steps after which what a plan takes repeats: policies look further every eighth step, or every tenth.
+const PLAN_CYCLE: usize = 40;
+
+/// `[PLAN_CYCLE]` seconds of planning one layer in such a step: the median over layers and cycles, which stalls of a shared machine do
+/// not move.
+fn plan_seconds(run: &TrainedRun) -> impl Iterator<Item = f64> {
+    (0..PLAN_CYCLE).map(|at| {
+        let mut times: Vec<f64> =
+            run.loads.iter().skip(at).step_by(PLAN_CYCLE).flatten().map(|loads| loads.plan_s).collect();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or(0.0)
+    })
 }
 
 /// One policy's costs at every validation, and its means and peaks.
@@ -82,16 +97,24 @@ fn policy_run(run: &TrainedRun, prices: &Prices<'_>) -> PolicyRun {
     let mut done = 0;
     let mut curve = Vec::new();
     for &(step, val_loss) in run.curve.iter().filter(|_| ran) {
-        steps[done..step as usize].iter().flatten().for_each(|loads| add_step(&mut cost, loads, prices));
-        done = step as usize;
+        for layers in &steps[done..step as usize] {
+            layers.iter().for_each(|loads| add_step(&mut cost, done, loads, prices));
+            done += 1;
+        }
         curve.push(Point { step, val_loss, cost: cost.clone() });
     }
     let all = || steps.iter().flatten();
     let count = all().count().max(1) as f64;
     let mean = |value: fn(&Loads) -> f64| all().map(value).sum::<f64>() / count;
-    let peak = all().max_by_key(|loads| loads.peak.total()).map(|loads| loads.peak);
-    let by_category = |peak: RankMemory| -> BTreeMap<String, u64> {
-        Category::ALL.iter().map(|&category| (category.to_string(), peak.reserved[category as usize])).collect()
+    let memory = |model: usize| {
+        let peak = all().map(|loads| loads.memory[model].peak).max_by_key(RankMemory::total);
+        let by_category = |peak: RankMemory| -> BTreeMap<String, u64> {
+            Category::ALL.iter().map(|&category| (category.to_string(), peak.reserved[category as usize])).collect()
+        };
+        Memory {
+            peak_bytes: peak.map(by_category).unwrap_or_default(),
+            subtotal_bytes: all().map(|loads| loads.memory[model].subtotal_bytes).max().unwrap_or(0),
+        }
     };
     PolicyRun {
         policy: run.policy.clone(),
@@ -107,16 +130,9 @@ fn policy_run(run: &TrainedRun, prices: &Prices<'_>) -> PolicyRun {
         replicas_mean: mean(|loads| loads.replicas as f64),
         bytes_inter_node: all().map(|loads| loads.bytes_inter_node).sum(),
         waves: all().flat_map(|loads| loads.waves).max().unwrap_or(0),
-        peak_bytes: peak.map(by_category).unwrap_or_default(),
-        subtotal_bytes: all().map(|loads| loads.subtotal_bytes).max().unwrap_or(0),
+        memory: memory(0),
+        real_memory: memory(1),
         sampled: super::cell::Sampled::default(),
         infeasible: run.infeasible.clone(),
     }
-}
-
-/// The middle value, which stalls of a shared machine do not move; 0 without any.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }

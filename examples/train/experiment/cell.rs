@@ -31,16 +31,20 @@ pub(crate) struct Protocol {
     pub(crate) ranks_per_node: usize,
     /// Name of the real machine.
     pub(crate) cluster: String,
-    /// The machine that the plans were made for: the real one scaled to this model and this processor.
+    /// The machine that the plans were made for: the real one scaled to this model, and in a [`Cell`] to this processor.
     pub(crate) scaled: ClusterSpec,
     /// Tokens of the real model for each of these.
     pub(crate) token_scale: f64,
-    /// Seconds here for each second there.
+    /// Seconds on the scaled machine for each second of the real model on the real one.
     pub(crate) time_scale: f64,
     /// Factor on the counters of selection, which do not shrink with the model.
     pub(crate) counter_scale: f64,
-    /// Bytes of a rank for MoE layers.
-    pub(crate) budget: u64,
+    /// Bytes of a rank for MoE layers; `None` is no limit.
+    pub(crate) budget: Option<u64>,
+    /// MoE layers of the real model.
+    pub(crate) real_layers: usize,
+    /// Expert slots of a rank that symi, symi-drop and eplb have, where nothing else is asked for.
+    pub(crate) slots: usize,
     /// Planned steps.
     pub(crate) steps: u64,
     pub(crate) layers: usize,
@@ -72,7 +76,9 @@ pub(crate) struct Cell {
     pub(crate) protocol: Protocol,
     /// "cpu", "threads", "arch", "os".
     pub(crate) machine: serde_json::Value,
-    /// One for each policy and activation mode, in the order asked for.
+    /// Step and validation loss of the run that computes every pair in both passes: the targets.
+    pub(crate) plain: Vec<(u64, f64)>,
+    /// One for each policy and activation mode.
     pub(crate) runs: Vec<PolicyRun>,
     /// For each phase: predicted over measured seconds of all samples, and the median relative error of one share.
     pub(crate) fit: BTreeMap<String, [f64; 2]>,
@@ -105,14 +111,24 @@ pub(crate) struct PolicyRun {
     pub(crate) bytes_inter_node: f64,
     /// Most waves of a step.
     pub(crate) waves: u64,
-    /// Bytes by category of the fullest rank at its fullest step, all layers.
+    /// Memory of the small model.
+    pub(crate) memory: Memory,
+    /// Memory that the same plans take in the real model: its sizes and layers, as many times the tokens as [`Protocol::token_scale`]
+    /// says.
+    pub(crate) real_memory: Memory,
+    /// Sampled shares of this policy: their measured busiest-rank seconds and what the fit says of the same shares.
+    pub(crate) sampled: Sampled,
+    /// Why the policy did not run to its end: it does not fit the budget, or training diverged. Everything else is empty then.
+    pub(crate) infeasible: Option<String>,
+}
+
+/// Bytes that a policy reserves, all layers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// By category, of the fullest rank at its fullest step.
     pub(crate) peak_bytes: BTreeMap<String, u64>,
     /// weights + replicas + token_buffers + stash + exchange + scratch of the rank and step where that sum is largest.
     pub(crate) subtotal_bytes: u64,
-    /// Sampled shares of this policy: their measured busiest-rank seconds and what the fit says of the same shares.
-    pub(crate) sampled: Sampled,
-    /// Why the policy did not run: it does not fit the budget. Everything else is empty then.
-    pub(crate) infeasible: Option<String>,
 }
 
 /// A validation.
@@ -136,7 +152,7 @@ pub(crate) struct Cost {
     pub(crate) exchange_s: [f64; 3],
     /// Gradients and weights: modelled, likewise.
     pub(crate) optimizer_exchange_s: [f64; 3],
-    /// Planning: measured on this machine, times [`Protocol::time_scale`].
+    /// Planning and routing on the host: measured on this machine, times [`Protocol::time_scale`].
     pub(crate) plan_s: f64,
 }
 

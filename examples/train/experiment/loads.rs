@@ -1,25 +1,17 @@
 //! What the ranks do in one step of one layer under one plan: the sizes that are executed and timed, and the traffic that is modelled.
 
 use lrmoe::Error;
-use lrmoe::memory::Category;
 use lrmoe::plan::{
-    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, RankMemory, Setup,
-    exchange_rows_per_token, optimizer_exchange, selection_exchange,
+    Activations, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, exchange_rows_per_token,
+    optimizer_exchange, selection_exchange,
 };
+use lrmoe::plan::waves::waves;
 use lrmoe::share::{Phase, PhaseTimes, Share};
 use serde::{Deserialize, Serialize};
 
-type Result<T, E = Error> = std::result::Result<T, E>;
+use super::memory::{Fullest, Real};
 
-/// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
-const SUBTOTAL: [Category; 6] = [
-    Category::Weights,
-    Category::Replicas,
-    Category::TokenBuffers,
-    Category::Stash,
-    Category::Exchange,
-    Category::Scratch,
-];
+type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// One step of one layer under one plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,20 +20,19 @@ pub(crate) struct Loads {
     selects: bool,
     /// `[R]`.
     ranks: Vec<RankSizes>,
-    /// Seconds at each of [`NETWORKS`](super::cell::NETWORKS).
+    /// Seconds at each of [`NETWORKS`](super::cell::NETWORKS), of forward and of both passes.
+    pub(crate) forward_exchange_s: [f64; 3],
     pub(crate) exchange_s: [f64; 3],
     pub(crate) optimizer_exchange_s: [f64; 3],
-    /// Wall seconds of planning on this machine.
+    /// Wall seconds of planning, and of routing what was retained, on this machine.
     pub(crate) plan_s: f64,
     pub(crate) bytes_inter_node: f64,
     pub(crate) busiest_over_mean: [f64; 2],
     pub(crate) replicas: usize,
     /// Forward and backward.
     pub(crate) waves: [u64; 2],
-    /// The fullest rank.
-    pub(crate) peak: RankMemory,
-    /// The largest sum of [`SUBTOTAL`] on a rank.
-    pub(crate) subtotal_bytes: u64,
+    /// Of the small model, and of the real one with as many more tokens.
+    pub(crate) memory: [Fullest; 2],
     pub(crate) routed: u64,
     pub(crate) retained: u64,
     pub(crate) dropped: u64,
@@ -114,6 +105,7 @@ pub(crate) struct Priced<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) before: &'a Placement,
     pub(crate) setups: &'a [Setup; 3],
+    pub(crate) real: &'a Real,
     pub(crate) plan_s: f64,
 }
 
@@ -121,47 +113,50 @@ impl Loads {
     /// # Errors
     /// [`Error::Argument`] where a retained pair has nowhere to be computed, or not where its expert is.
     pub(crate) fn new(moves: &Moves<'_>, retained: &[bool], priced: &Priced<'_>) -> Result<Self> {
-        let Priced { plan, before, setups, plan_s } = *priced;
+        let Priced { plan, before, setups, real, plan_s } = *priced;
         let (ranks, per_node) = (plan.ranks(), setups[0].cluster.ranks_per_node);
         let Moves { top_k, source_of_token, .. } = *moves;
         let count = |to: &[u32]| ExchangeRows::count(to, top_k, source_of_token, ranks, per_node);
         let rows = [count(moves.out)?, count(moves.back)?];
         let loads = [moves.instances(plan, moves.out)?, moves.instances(plan, moves.back)?];
         let kept = retained.iter().filter(|&&kept| kept).count() as u64;
-        let computed = loads[1].iter().map(|&n| u64::from(n)).sum::<u64>();
-        if computed != kept {
-            return Err(Error::argument("backward pairs", computed, format!("the {kept} that were retained")));
+        let [computed, back] = loads.each_ref().map(|loads| loads.iter().map(|&n| u64::from(n)).sum::<u64>());
+        if back != kept {
+            return Err(Error::argument("backward pairs", back, format!("the {kept} that were retained")));
         }
-        let selects = !plan.retained.keeps_everything();
-        let waves = [plan.predicted.waves_forward, plan.predicted.waves_backward];
+        // A policy that looks on may have planned otherwise than the one whose pairs were retained.
+        let selects = kept < computed;
+        let sources: Vec<u64> = (0..ranks).map(|r| moves.pairs_of(r)).collect();
+        let in_waves = |loads: &[u32]| {
+            let busiest = by_rank(plan, loads).into_iter().chain(sources.iter().copied()).max().unwrap_or(0);
+            waves(busiest, plan.wave_rows, ranks as u64)
+        };
+        let waves = [in_waves(&loads[0])?, in_waves(&loads[1])?];
         let row_bytes = |direction| {
             let row = setups[0].config.hidden_size * setups[0].dtype.bytes();
             row as f64 * f64::from(exchange_rows_per_token(plan.activations, direction))
         };
         let passes = [Direction::Forward, Direction::Backward];
-        let exchange = |setup: &Setup| -> Result<f64> {
-            let mut seconds = if selects { selection_exchange(setup)? } else { 0.0 };
-            for ((direction, rows), waves) in passes.into_iter().zip(&rows).zip(waves) {
-                seconds += rows.seconds(&setup.cluster, row_bytes(direction), 2.0 * waves as f64)?;
-            }
-            Ok(seconds)
+        let pass = |setup: &Setup, i: usize| {
+            rows[i].seconds(&setup.cluster, row_bytes(passes[i]), 2.0 * waves[i] as f64)
         };
         let placements = [before, &plan.placement, &plan.next];
-        let (mut exchange_s, mut optimizer_exchange_s) = ([0.0; 3], [0.0; 3]);
+        let (mut forward_exchange_s, mut exchange_s, mut optimizer_exchange_s) = ([0.0; 3], [0.0; 3], [0.0; 3]);
         for (i, setup) in setups.iter().enumerate() {
-            exchange_s[i] = exchange(setup)?;
+            forward_exchange_s[i] = counts_exchange_s(setup) + pass(setup, 0)?;
+            let selection = if selects { selection_exchange(setup)? } else { 0.0 };
+            exchange_s[i] = forward_exchange_s[i] + selection + pass(setup, 1)?;
             optimizer_exchange_s[i] = optimizer_exchange(setup, placements)?.seconds;
         }
         let crossing: f64 =
             passes.into_iter().zip(&rows).map(|(pass, rows)| rows.crossing_nodes() as f64 * row_bytes(pass)).sum();
         let optimizer = optimizer_exchange(&setups[0], placements)?;
-        let memory = |rank: &RankMemory| SUBTOTAL.iter().map(|&c| rank.reserved[c as usize]).sum();
-        let peak = plan.memory.iter().max_by_key(|rank| rank.total()).copied();
-        let share = |r| moves.share(r, plan, &loads, &rows, retained, &setups[0]).map(RankSizes::new);
+        let share = |r| Ok(RankSizes::new(moves.share(r, plan, &loads, &rows, retained, &setups[0])?));
         Ok(Self {
             activations: plan.activations,
             selects,
             ranks: (0..ranks).map(share).collect::<Result<_>>()?,
+            forward_exchange_s,
             exchange_s,
             optimizer_exchange_s,
             plan_s,
@@ -169,13 +164,24 @@ impl Loads {
             busiest_over_mean: loads.each_ref().map(|loads| busiest_over_mean(plan, loads)),
             replicas: plan.placement.instances() - plan.experts(),
             waves,
-            peak: peak.ok_or_else(|| Error::argument("ranks", 0, "1 or more"))?,
-            subtotal_bytes: plan.memory.iter().map(memory).max().unwrap_or(0),
+            memory: [Fullest::of(&plan.memory)?, Fullest::of(&real.memory(plan, moves, &loads[0], selects)?)?],
             routed: moves.ids.iter().filter(|&&e| e != NOWHERE).count() as u64,
             retained: kept,
-            dropped: plan.dropped.as_ref().map_or(0, Counts::total),
+            dropped: moves.ids.iter().zip(moves.out).filter(|(e, to)| **e != NOWHERE && **to == NOWHERE).count() as u64,
         })
     }
+}
+
+/// Every rank's counts to all others, before anything can be sent: E numbers of a rank.
+fn counts_exchange_s(setup: &Setup) -> f64 {
+    let cluster = &setup.cluster;
+    let link = match (cluster.ranks, cluster.nodes()) {
+        (1, _) => return 0.0,
+        (_, 1) => cluster.intra,
+        _ => cluster.inter,
+    };
+    let bytes = 4.0 * (cluster.ranks * setup.config.num_experts) as f64 * setup.counter_scale;
+    link.latency_s + bytes / link.bytes_per_s
 }
 
 impl Loads {
@@ -219,6 +225,28 @@ impl Moves<'_> {
         Ok(loads)
     }
 
+    pub(crate) fn tokens_of(&self, r: usize) -> usize {
+        self.source_of_token.iter().filter(|&&source| source as usize == r).count()
+    }
+
+    /// Experts and destinations of a rank's own pairs.
+    fn own(&self, r: usize) -> impl Iterator<Item = (u32, u32)> {
+        let pairs = self.ids.iter().zip(self.out).enumerate();
+        pairs.filter(move |(pair, _)| self.source_of_token[pair / self.top_k] as usize == r).map(|(_, (&e, &to))| (e, to))
+    }
+
+    /// Pairs of a rank that are computed anywhere.
+    pub(crate) fn pairs_of(&self, r: usize) -> u64 {
+        self.own(r).filter(|(_, to)| *to != NOWHERE).count() as u64
+    }
+
+    /// Pairs of a rank that may be retained, whatever their scores.
+    pub(crate) fn retained_at_most(&self, r: usize, quotas: &[u32]) -> u64 {
+        let mut counts = vec![0_u32; quotas.len()];
+        self.own(r).filter(|(_, to)| *to != NOWHERE).for_each(|(e, _)| counts[e as usize] += 1);
+        counts.iter().zip(quotas).map(|(&n, &q)| u64::from(n.min(q))).sum()
+    }
+
     /// The share of rank `r`.
     fn share(
         &self,
@@ -235,11 +263,10 @@ impl Moves<'_> {
         };
         let own = |pair: usize| self.source_of_token[pair / self.top_k] as usize == r;
         let parameters = setup.config.expert_parameters()? as usize;
-        let experts = plan.experts();
         let here = |rows: &ExchangeRows| (rows.received[r] + rows.local[r]) as usize;
         let sent = |rows: &ExchangeRows| rows.sent[r] as usize;
         Ok(Share {
-            tokens: self.source_of_token.iter().filter(|&&source| source as usize == r).count(),
+            tokens: self.tokens_of(r),
             forward: resident(&loads[0]),
             backward: resident(&loads[1]),
             tokens_in_forward: here(&rows[0]),
@@ -247,21 +274,32 @@ impl Moves<'_> {
             sent_forward: sent(&rows[0]),
             sent_backward: sent(&rows[1]),
             retained: retained.iter().enumerate().filter(|&(pair, &kept)| kept && own(pair)).count(),
+            // The owner also adds up the gradients of all instances. That costs no more than a step of AdamW on each.
             optimizer_parameters: match plan.next.ownership() {
-                Ownership::Sharded => (experts * parameters).div_ceil(plan.ranks()),
-                Ownership::Home => plan.placement.homes_per_rank()[r] as usize * parameters,
+                Ownership::Sharded => (plan.placement.instances() * parameters).div_ceil(plan.ranks()),
+                Ownership::Home => {
+                    let homes = plan.placement.home().iter().enumerate().filter(|(_, home)| **home as usize == r);
+                    homes.map(|(e, _)| plan.placement.hosts(e).len() * parameters).sum()
+                }
             },
             activations: plan.activations,
-            selects: !plan.retained.keeps_everything(),
+            selects: retained.iter().filter(|&&kept| kept).count() < self.out.iter().filter(|&&to| to != NOWHERE).count(),
         })
     }
 }
 
-/// Pairs of the busiest rank over the mean; 1 without pairs.
-fn busiest_over_mean(plan: &Plan, loads: &[u32]) -> f64 {
+/// `[R]` sums of what each instance of the plan's placement has.
+pub(crate) fn by_rank(plan: &Plan, loads: &[u32]) -> Vec<u64> {
     let mut ranks = vec![0; plan.ranks()];
     for (&rank, &load) in plan.placement.host_of_instance().iter().zip(loads) {
-        ranks[rank as usize] += load;
+        ranks[rank as usize] += u64::from(load);
     }
-    lrmoe::Statistics::max_over_mean(&ranks).unwrap_or(1.0)
+    ranks
+}
+
+/// Pairs of the busiest rank over the mean; 1 without pairs.
+fn busiest_over_mean(plan: &Plan, loads: &[u32]) -> f64 {
+    let ranks = by_rank(plan, loads);
+    let (most, sum) = (ranks.iter().copied().max().unwrap_or(0), ranks.iter().sum::<u64>());
+    if sum == 0 { 1.0 } else { (most * ranks.len() as u64) as f64 / sum as f64 }
 }

@@ -18,6 +18,7 @@ mod account;
 mod cell;
 mod geometry;
 mod loads;
+mod memory;
 mod options;
 mod outputs;
 mod planner;
@@ -41,12 +42,9 @@ use crate::failure::Failure;
 use crate::progress::say;
 use cell::{Key, Protocol};
 use geometry::Geometry;
-use runner::{NOMINAL_FLOPS, Task};
+use runner::{NO_LIMIT, NOMINAL_FLOPS, Task};
 use timing::Timing;
 use trained::Trained;
-
-/// A budget that nothing passes.
-const NO_LIMIT: u64 = 1 << 50;
 
 /// Trains every cell that is not there yet, times those that were not timed together before, and reports on all; returns the exit code.
 pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Result<u8, Failure> {
@@ -74,9 +72,16 @@ pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Resu
                     }
                 }
             }
-            if !group.is_empty() && !args.train_only {
-                let timing = timing(&group, options)?;
-                cells.extend(group.iter().map(|trained| account::cell(trained, &timing)));
+            if args.train_only {
+                continue;
+            }
+            match timing(&group, options, stop)? {
+                Some(timing) => {
+                    for trained in &group {
+                        cells.push(account::cell(trained, &timing)?);
+                    }
+                }
+                None => complete = false,
             }
         }
     }
@@ -114,20 +119,24 @@ fn finished_or_trained(task: &Task<'_>, stop: &AtomicBool) -> Result<Option<Trai
     Ok(Some(trained))
 }
 
-/// Times of these very cells as an earlier call took them, or taken now.
-fn timing(cells: &[Trained], options: &Options) -> Result<Timing, Failure> {
-    let Key { preset, tokens, .. } = &cells[0].key;
+/// Times of these very cells as an earlier call took them, or taken now; `None` where `stop` was set before their end, or nothing is
+/// there to time.
+fn timing(cells: &[Trained], options: &Options, stop: &AtomicBool) -> Result<Option<Timing>, Failure> {
+    let Some(Key { preset, tokens, .. }) = cells.first().map(|cell| &cell.key) else { return Ok(None) };
     let path = options.out.join("times").join(format!("{preset}_{tokens}.json"));
     if let Some(timing) = read_if_there::<Timing>(&path)?
-        && timing.cells.iter().eq(cells.iter().map(|cell| &cell.key))
+        && timing.cells.iter().map(|(key, protocol)| (key, protocol)).eq(cells.iter().map(|c| (&c.key, &c.protocol)))
     {
-        return Ok(timing);
+        return Ok(Some(timing));
+    }
+    if stop.load(Ordering::Relaxed) {
+        return Ok(None);
     }
     say(&format!("timing   {preset}, {tokens} tokens a step"));
     // Balancing is of no consequence to sizes.
     let geometry = Geometry::new(preset, options.experiment.balancing[0], options)?;
-    let timing = Timing::take(cells, &geometry.small, crate::report::machine())?;
-    write_json(&path, &timing)?;
+    let timing = Timing::take(cells, &geometry.small, crate::report::machine(), stop)?;
+    timing.as_ref().map_or(Ok(()), |timing| write_json(&path, timing))?;
     Ok(timing)
 }
 
@@ -159,18 +168,19 @@ fn protocol(options: &Options, geometry: &Geometry, corpus: &Corpus, key: &Key) 
     }
     let real = real.with_ranks(ranks, ranks_per_node);
     let scaled = real.scaled_to_model(&geometry.real, &geometry.small, NOMINAL_FLOPS)?;
-    let budget = args.budget.unwrap_or(NO_LIMIT);
     let plan = options.plan_options();
     let small = &geometry.small;
     Ok(Protocol {
         ranks,
         ranks_per_node,
         cluster: args.cluster.clone(),
-        scaled: ClusterSpec { bytes_per_rank: budget, host_reserved_bytes: 0, ..scaled.cluster },
+        scaled: ClusterSpec { bytes_per_rank: args.budget.unwrap_or(NO_LIMIT), host_reserved_bytes: 0, ..scaled.cluster },
         token_scale: scaled.token_scale,
         time_scale: scaled.time_scale,
         counter_scale: scaled.counter_scale,
-        budget,
+        budget: args.budget,
+        real_layers: geometry.real.moe_layers().count(),
+        slots: args.slots.map_or_else(|| default_slots(small.num_experts, ranks), usize::from),
         steps: options.steps,
         layers: options.layers,
         hidden: small.hidden_size,
@@ -189,4 +199,10 @@ fn protocol(options: &Options, geometry: &Geometry, corpus: &Corpus, key: &Key) 
         time_every: args.time_every,
         corpus: format!("{:016x}", corpus.checksum),
     })
+}
+
+/// Slots with which symi and eplb took least time on seeds that are not reported: a quarter more than experts.
+fn default_slots(experts: usize, ranks: usize) -> usize {
+    let even = experts.div_ceil(ranks);
+    even + even.div_ceil(4)
 }

@@ -26,12 +26,15 @@ pub(crate) struct ExperimentArgs {
     /// Consecutive ranks with fast links between them [default: the machine's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "ranks")]
     pub(crate) ranks_per_node: Option<u16>,
-    /// Policies: all, or names with commas
+    /// Policies: all, or names with commas; symi, symi-drop and eplb may say their expert slots of a rank, as in symi:20
     #[arg(long, value_name = "all|LIST", default_value = "all", requires = "ranks")]
     pub(crate) policy: PolicyNames,
     /// Bytes of a rank for all MoE layers: 8MiB, 24GiB [default: as much as anything takes]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "ranks")]
     pub(crate) budget: Option<u64>,
+    /// Expert slots of a rank that symi, symi-drop and eplb have [default: a quarter more than experts]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "ranks")]
+    pub(crate) slots: Option<u16>,
     /// Machine whose network, memory and latencies are scaled to the model and this processor
     #[arg(long, value_name = "NAME", default_value = "8xa100", value_parser = ClusterSpec::PRESETS.to_vec(), requires = "ranks")]
     pub(crate) cluster: String,
@@ -121,8 +124,11 @@ impl FromStr for PolicyNames {
         }
         let mut names: Vec<String> = Vec::new();
         for name in text.split(',').map(str::trim) {
-            if name != TOPQ && name != ONE_COPY && by_name(name).is_err() {
-                let allowed = format!("all, or some of {}, {ONE_COPY}, {TOPQ}", NAMES.join(", "));
+            if !is_known(name) {
+                let allowed = format!(
+                    "all, or some of {}, {ONE_COPY}, {TOPQ}; symi, symi-drop and eplb with a number of slots, as in symi:20",
+                    NAMES.join(", ")
+                );
                 return Err(Error::argument("policy", format!("`{name}`"), allowed));
             }
             if !names.iter().any(|known| known == name) {
@@ -132,7 +138,19 @@ impl FromStr for PolicyNames {
         if names.iter().any(|name| name == ONE_COPY) && !names.iter().any(|name| name == "lrmoe") {
             return Err(Error::argument("policy", ONE_COPY, "only beside lrmoe, on whose training run it is planned"));
         }
+        // The order that was asked in is of no consequence.
+        names.sort_by_key(|name| (ALL.iter().position(|known| known == name), name.clone()));
         Ok(Self(names))
+    }
+}
+
+fn is_known(name: &str) -> bool {
+    match name.split_once(':') {
+        Some((name, slots)) => {
+            let with_slots = ["symi", "symi-drop", "eplb", "eplb-hierarchical"].contains(&name);
+            with_slots && slots.parse::<usize>().is_ok_and(|slots| (1..=1 << 16).contains(&slots))
+        }
+        None => name == TOPQ || name == ONE_COPY || by_name(name).is_ok(),
     }
 }
 

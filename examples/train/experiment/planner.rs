@@ -9,6 +9,7 @@ use lrmoe::plan::{NOWHERE, destinations, pair_counts, retain};
 use lrmoe::{Error, Result, RoutedCall, Schedule};
 
 use super::loads::{Loads, Moves, Priced};
+use super::memory::Real;
 use crate::moe::LayerPlanner;
 use crate::retain::Retain;
 
@@ -17,6 +18,7 @@ pub(crate) struct Follower {
     pub(crate) policy: Box<dyn Policy>,
     /// The setup at each of [`NETWORKS`](super::cell::NETWORKS); plans are made for the middle one.
     pub(crate) setups: [Setup; 3],
+    real: Real,
     placement: Option<Placement>,
     demand: Option<Demand>,
     /// Why it had to stop.
@@ -24,8 +26,8 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    pub(crate) fn new(policy: Box<dyn Policy>, setups: [Setup; 3]) -> Self {
-        Self { policy, setups, placement: None, demand: None, infeasible: None }
+    pub(crate) fn new(policy: Box<dyn Policy>, setups: [Setup; 3], real: Real) -> Self {
+        Self { policy, setups, real, placement: None, demand: None, infeasible: None }
     }
 
     /// Its plan of this step and the seconds that took. `demand` is that of scores, where the run has any.
@@ -156,17 +158,21 @@ impl Pending {
             None => None,
         };
         let out = destinations(ids, k, from, experts, &plan.forward, computed.as_deref())?;
+        let mut plan_s = *plan_s;
         let back = match plan.activations {
             Activations::Stash => retain(&out, retained)?,
             Activations::Recompute => {
                 let kept = pair_counts(ids, k, from, ranks, experts, Some(retained))?;
                 let setup = &follower.setups[super::cell::PLANNED];
+                let begun = Instant::now();
                 let routes = send_anew(&kept, setup.cluster.ranks_per_node, plan, driver)?;
+                plan_s += begun.elapsed().as_secs_f64();
                 destinations(ids, k, from, experts, &routes, Some(retained))?
             }
         };
         let moves = Moves { ids, top_k: k, source_of_token: from, out: &out, back: &back };
-        Loads::new(&moves, retained, &Priced { plan, before, setups: &follower.setups, plan_s: *plan_s })
+        let Follower { setups, real, .. } = follower;
+        Loads::new(&moves, retained, &Priced { plan, before, setups, real, plan_s })
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lrmoe::plan::policy::{Symi, by_name};
-use lrmoe::plan::{Activations, Counts, Lrmoe, Policy, Setup};
+use lrmoe::plan::policy::{Eplb, Llep, Symi, by_name};
+use lrmoe::plan::{Activations, ClusterSpec, Lrmoe, Policy, Setup};
 use lrmoe::{LayerOptions, Selection};
 
 use super::cell::{Key, NETWORKS, Protocol, TARGETS};
 use super::geometry::Geometry;
+use super::memory::Real;
 use super::options::{ONE_COPY, TOPQ};
 use super::outputs::targets::{PLAIN, target_step};
 use super::planner::Follower;
@@ -24,6 +25,9 @@ use crate::run::last_step;
 /// Operations a second that plans take a rank's GEMMs to do. Any number does: every rate and latency of a scaled machine goes with it,
 /// so that plans stay the same, and modelled times are taken in units of it afterwards.
 pub(crate) const NOMINAL_FLOPS: f64 = 1e10;
+
+/// A budget that nothing passes.
+pub(crate) const NO_LIMIT: u64 = 1 << 50;
 
 /// What a cell needs.
 pub(crate) struct Task<'a> {
@@ -47,13 +51,18 @@ impl Task<'_> {
             let goal = runs[0].loss_at(target_step(planned, TARGETS[TARGETS.len() - 1]));
             let short = |run: &Trajectory| goal.is_some_and(|goal| !run.reached(goal));
             let goes_on = |run: &&mut Trajectory| {
-                run.steps < planned || (run.steps < last_step(planned) && run.name != PLAIN && short(run))
+                let ended = run.failed.is_some() || run.steps >= last_step(planned);
+                !ended && (run.steps < planned || (run.name != PLAIN && short(run)))
             };
             let mut stepped = false;
             let mut validated = None;
             for run in runs.iter_mut().filter(goes_on) {
-                let loss = run.step(self.corpus)?;
-                validated = validated.or(loss);
+                match run.step(self.corpus) {
+                    Ok(loss) => validated = validated.or(loss),
+                    // A policy that does not fit, or does not train, is a result; without the plain run there is none.
+                    Err(failure) if run.name != PLAIN => run.failed = Some(failure.to_string()),
+                    Err(failure) => return Err(failure),
+                }
                 stepped = true;
             }
             if !stepped {
@@ -68,8 +77,8 @@ impl Task<'_> {
             }
         }
         progress.finish();
-        let (key, protocol) = (self.key.clone(), self.protocol.clone());
-        Ok(Some(Trained { key, protocol, runs: runs.into_iter().flat_map(Trajectory::into_runs).collect() }))
+        let (key, protocol, plain) = (self.key.clone(), self.protocol.clone(), runs[0].curve.clone());
+        Ok(Some(Trained { key, protocol, plain, runs: runs.into_iter().flat_map(Trajectory::into_runs).collect() }))
     }
 
     /// The plain run first, whose losses are the targets.
@@ -78,16 +87,18 @@ impl Task<'_> {
         // The last mode drives: there retained pairs are free to move, so that capacities hold exactly.
         let driver_first: Vec<Activations> = modes.iter().rev().copied().collect();
         let names: Vec<&str> = self.options.experiment.policy.iter().collect();
-        let own_run = ["symi-drop", "lrmoe", ONE_COPY, TOPQ];
+        let has_own_run = |name: &&&str| {
+            [TOPQ, ONE_COPY, "lrmoe"].contains(*name) || name.split(':').next() == Some("symi-drop")
+        };
         let mut plain = Vec::new();
-        for name in names.iter().filter(|name| !own_run.contains(name)) {
+        for name in names.iter().filter(|name| !has_own_run(name)) {
             for &mode in modes {
                 plain.push(self.followed(name, mode)?);
             }
         }
         let all = Drive { name: PLAIN.into(), select: Selection::All, driven: false };
         let mut runs = vec![self.trajectory(all, plain)?];
-        for name in names.iter().filter(|name| own_run.contains(name) && **name != ONE_COPY) {
+        for name in names.iter().filter(|name| has_own_run(name) && **name != ONE_COPY) {
             let mut followed = Vec::new();
             for &mode in &driver_first {
                 followed.push(self.followed(name, mode)?);
@@ -98,9 +109,9 @@ impl Task<'_> {
                 }
             }
             let select = match *name {
-                "symi-drop" => Selection::All,
+                "lrmoe" => self.options.select,
                 TOPQ => Selection::TopQ,
-                _ => self.options.select,
+                _ => Selection::All,
             };
             runs.push(self.trajectory(Drive { name: (*name).into(), select, driven: true }, followed)?);
         }
@@ -129,28 +140,30 @@ impl Task<'_> {
             }
             let setups: [Setup; 3] =
                 setups.try_into().map_err(|_| Failure::run("as many setups as networks are needed"))?;
-            let policy = self.policy(name, &setups[0])?;
-            followers.push(Follower::new(policy, setups));
+            followers.push(Follower::new(self.policy(name)?, setups, self.real(activations)?));
         }
         Ok(Followed { policy: name.into(), activations, followers })
     }
 
-    fn policy(&self, name: &str, setup: &Setup) -> Result<Box<dyn Policy>, Failure> {
+    fn policy(&self, name: &str) -> Result<Box<dyn Policy>, Failure> {
+        let (name, slots) = match name.split_once(':') {
+            Some((name, slots)) => (name, slots.parse().map_err(|_| Failure::usage(format!("--policy {name}:{slots}")))?),
+            None => (name, self.protocol.slots),
+        };
+        // What counts pairs is scaled as tokens are.
+        let min_chunk = (f64::from(Llep::default().min_chunk) * self.protocol.token_scale).round().max(1.0) as u32;
         Ok(match name {
             TOPQ => Box::new(Lrmoe::default()),
             ONE_COPY => Box::new(Lrmoe::new(Some(self.geometry.small.num_experts))),
-            // The modes share a training run, so they need equally many slots: those that fit while activations are kept.
             "symi" | "symi-drop" => {
-                let (ranks, experts) = (self.protocol.ranks, self.geometry.small.num_experts);
-                let pairs = self.key.tokens * self.geometry.small.num_experts_per_tok;
-                let even =
-                    Counts::from_flat(ranks, experts, vec![pairs.div_ceil(ranks * experts) as u32; ranks * experts])?;
-                let mut most = setup.clone();
-                most.activations = Some(Activations::Stash);
-                let start = Symi::default().start(&most, &even)?;
-                let slots: usize = start.slots().iter().map(|&slots| slots as usize).sum();
-                Box::new(Symi { drop: name == "symi-drop", slots_per_rank: Some(slots / ranks), ..Symi::default() })
+                Box::new(Symi { drop: name == "symi-drop", slots_per_rank: Some(slots), ..Symi::default() })
             }
+            "eplb" | "eplb-hierarchical" => Box::new(Eplb {
+                hierarchical: name == "eplb-hierarchical",
+                slots_per_rank: Some(slots),
+                ..Eplb::default()
+            }),
+            "llep" => Box::new(Llep { min_chunk, ..Llep::default() }),
             _ => by_name(name)?,
         })
     }
@@ -166,5 +179,15 @@ impl Task<'_> {
         setup.activations = Some(activations);
         setup.counter_scale = self.protocol.counter_scale;
         Ok(setup)
+    }
+
+    /// The model that the small one stands for, without a limit on its memory.
+    fn real(&self, activations: Activations) -> Result<Real, Failure> {
+        let Protocol { ranks, ranks_per_node, token_scale, .. } = self.protocol;
+        let cluster = ClusterSpec::preset(&self.protocol.cluster)?.with_ranks(ranks, ranks_per_node);
+        let mut setup = Setup::new(self.geometry.real.clone(), ClusterSpec { bytes_per_rank: NO_LIMIT, ..cluster })?;
+        setup.options = self.options.plan_options();
+        setup.activations = Some(activations);
+        Ok(Real { setup, tokens: (1.0 / token_scale).round() as u64 })
     }
 }

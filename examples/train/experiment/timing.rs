@@ -1,16 +1,18 @@
 //! Shares executed and timed: where all times come from.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use lrmoe::plan::Activations;
+use lrmoe::plan::policy::{Fixed, Input};
+use lrmoe::plan::{Activations, Counts, Policy, Setup};
 use lrmoe::share::{Phase, PhaseTimes, Share, ShareRunner, TimeModel};
-use lrmoe::{CpuBackend, MoeConfig, Result};
+use lrmoe::{CpuBackend, MoeConfig, Result, Retention};
 use serde::{Deserialize, Serialize};
 
 use super::account;
-use super::cell::{Event, Key, PLANNED, Sampled, Timeline};
+use super::cell::{Event, Key, PLANNED, Protocol, Sampled, Timeline};
 use super::loads::Loads;
-use super::runner::NOMINAL_FLOPS;
+use super::runner::NO_LIMIT;
 use super::trained::Trained;
 
 /// Executions of a share of which the least time of each phase counts: what else runs on the machine only ever adds.
@@ -20,12 +22,13 @@ const REPEATS: usize = 2;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
     /// Whose shares were executed.
-    pub(crate) cells: Vec<Key>,
+    pub(crate) cells: Vec<(Key, Protocol)>,
     pub(crate) machine: serde_json::Value,
     /// The time of a share by its sizes, fitted to all of them.
     pub(crate) model: TimeModel,
-    /// Operations a second in the grouped GEMMs of an even share, by the fit.
-    pub(crate) gemm_flops: f64,
+    /// Seconds of this machine for each second of the one that plans were made for: what an even share takes, over what that machine is
+    /// predicted to take for it. All modelled times are turned into this machine's by it.
+    pub(crate) seconds: f64,
     sampled: Vec<(Key, String, Activations, Sampled)>,
     /// The last sample of every policy of the first cell.
     pub(crate) timelines: Vec<(Key, Timeline)>,
@@ -43,12 +46,22 @@ struct Group<'a> {
 }
 
 impl Timing {
-    /// Executes the sampled steps of all cells, policy by policy in turn. `config` is their model.
-    pub(crate) fn take(cells: &[Trained], config: &MoeConfig, machine: serde_json::Value) -> Result<Self> {
+    /// Executes the sampled steps of all cells, policy by policy in turn. `config` is their model. `None` where `stop` was set before
+    /// the end, or there is nothing to execute.
+    pub(crate) fn take(
+        cells: &[Trained],
+        config: &MoeConfig,
+        machine: serde_json::Value,
+        stop: &AtomicBool,
+    ) -> Result<Option<Self>> {
         let mut groups = groups(cells);
+        let Some(first) = cells.first().filter(|_| !groups.is_empty()) else { return Ok(None) };
         let mut runner = ShareRunner::new(&CpuBackend::new(), config, 0)?;
         let mut samples: Vec<(Share, PhaseTimes)> = Vec::new();
         for group in &mut groups {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             group.measured = group.loads.times(|share| {
                 let mut least = runner.run(share)?;
                 for _ in 1..REPEATS {
@@ -60,8 +73,7 @@ impl Timing {
             })?;
         }
         let model = TimeModel::fit(&samples)?;
-        let (tokens, ranks) = cells.first().map_or((0, 1), |cell| (cell.key.tokens, cell.protocol.ranks));
-        let gemm_flops = gemm_flops(&model, config, tokens, ranks)?;
+        let seconds = seconds(&model, config, first)?;
         let mut sampled: BTreeMap<(&Key, &str, &str), (Activations, Sampled)> = BTreeMap::new();
         let mut last: BTreeMap<(&str, &str), &Group<'_>> = BTreeMap::new();
         for group in &groups {
@@ -69,22 +81,22 @@ impl Timing {
             let (_, sum) =
                 sampled.entry((group.key, group.policy, mode)).or_insert((group.activations, Sampled::default()));
             group.add_to(sum, &model);
-            if group.key == &cells[0].key {
+            if *group.key == first.key {
                 last.insert((group.policy, mode), group);
             }
         }
-        let seconds = NOMINAL_FLOPS / gemm_flops;
-        Ok(Self {
-            cells: cells.iter().map(|cell| cell.key.clone()).collect(),
+        let prices = [seconds, first.protocol.time_scale * seconds];
+        Ok(Some(Self {
+            cells: cells.iter().map(|cell| (cell.key.clone(), cell.protocol.clone())).collect(),
             machine,
-            gemm_flops,
+            seconds,
             sampled: sampled
                 .into_iter()
                 .map(|((key, policy, _), (mode, s))| (key.clone(), policy.into(), mode, s))
                 .collect(),
-            timelines: last.into_values().map(|group| (group.key.clone(), group.timeline(seconds))).collect(),
+            timelines: last.into_values().map(|group| (group.key.clone(), group.timeline(prices))).collect(),
             model,
-        })
+        }))
     }
 
     /// What the samples of one policy took in all, and what the fit says of the same shares.
@@ -98,8 +110,7 @@ impl Timing {
 fn groups(cells: &[Trained]) -> Vec<Group<'_>> {
     let mut groups = Vec::new();
     for cell in cells {
-        for index in 0.. {
-            let at = cell.sample(index);
+        for (index, at) in cell.samples().enumerate() {
             let ran = cell.runs.iter().filter(|run| run.infeasible.is_none());
             let mut turn: Vec<Group<'_>> = ran
                 .filter_map(|run| {
@@ -108,10 +119,7 @@ fn groups(cells: &[Trained]) -> Vec<Group<'_>> {
                     Some(Group { key: &cell.key, policy, activations, at, loads, measured: Vec::new() })
                 })
                 .collect();
-            if turn.is_empty() {
-                break;
-            }
-            let first = index as usize % turn.len();
+            let first = index % turn.len().max(1);
             turn.rotate_left(first);
             groups.extend(turn);
         }
@@ -128,36 +136,40 @@ impl Group<'_> {
         sampled.fitted_s += fitted.total();
     }
 
-    /// As it would look on all ranks at once: phases one after the other, each begun together, traffic where it comes to an end.
-    fn timeline(&self, seconds: f64) -> Timeline {
-        let mut events = Vec::new();
-        let mut now = 0.0;
+    /// As it would look on all ranks at once: phases one after the other, each begun together; they add up to the time of the step.
+    fn timeline(&self, prices: [f64; 2]) -> Timeline {
+        let [seconds, time_scale] = prices;
         let loads = self.loads;
         let (busiest, _) = account::phases(&self.measured);
+        let forward_exchange = loads.forward_exchange_s[PLANNED] * seconds;
+        let exchange = loads.exchange_s[PLANNED] * seconds - forward_exchange;
+        let optimizer = loads.optimizer_exchange_s[PLANNED] * seconds;
+        let (mut events, mut now) = (Vec::new(), 0.0);
+        let mut everywhere = |now: &mut f64, name: &str, source: &str, seconds: f64| {
+            for rank in (0..self.measured.len()).filter(|_| seconds > 0.0) {
+                let (name, source) = (name.into(), source.into());
+                events.push(Event { rank, name, source, start_s: *now, seconds, rows: 0 });
+            }
+            *now += seconds;
+        };
+        everywhere(&mut now, "plan", "measured", loads.plan_s * time_scale);
+        let mut phases = Vec::new();
         for phase in Phase::ALL {
-            let ranks = loads.shares().into_iter().zip(&self.measured).enumerate();
-            for (rank, (share, times)) in ranks.filter(|(_, (_, times))| times[phase] > 0.0) {
-                events.push(Event {
-                    rank,
-                    name: phase.name().into(),
-                    source: "measured".into(),
-                    start_s: now,
-                    seconds: times[phase],
-                    rows: rows(&share, phase),
-                });
+            match phase {
+                Phase::Forward => everywhere(&mut now, "exchange, forward", "modelled", forward_exchange),
+                Phase::Recompute => everywhere(&mut now, "exchange, backward", "modelled", exchange),
+                _ => {}
             }
+            phases.push((phase, now));
             now += busiest[phase];
-            let traffic = match phase {
-                Phase::RouterBackward => ("exchange", loads.exchange_s[PLANNED] * seconds),
-                Phase::Optimizer => ("optimizer exchange", loads.optimizer_exchange_s[PLANNED] * seconds),
-                _ => continue,
-            };
-            for rank in (0..self.measured.len()).filter(|_| traffic.1 > 0.0) {
-                let (name, seconds) = traffic;
-                let source = "modelled".into();
-                events.push(Event { rank, name: name.into(), source, start_s: now, seconds, rows: 0 });
+        }
+        everywhere(&mut now, "optimizer exchange", "modelled", optimizer);
+        let shares = loads.shares();
+        for (phase, start_s) in phases {
+            for (rank, times) in self.measured.iter().enumerate().filter(|(_, times)| times[phase] > 0.0) {
+                let (name, source) = (phase.name().into(), "measured".into());
+                events.push(Event { rank, name, source, start_s, seconds: times[phase], rows: rows(&shares[rank], phase) });
             }
-            now += traffic.1;
         }
         let (step, layer) = self.at;
         let (policy, activations) = (self.policy.into(), self.activations.name().into());
@@ -177,25 +189,34 @@ fn rows(share: &Share, phase: Phase) -> u64 {
     }
 }
 
-/// What the fit says of the GEMMs of one of `ranks` equal shares of a step of `tokens` tokens that keeps everything.
-fn gemm_flops(model: &TimeModel, config: &MoeConfig, tokens: usize, ranks: usize) -> Result<f64> {
-    let (tokens, k) = (tokens / ranks, config.num_experts_per_tok);
-    let resident = config.num_experts.div_ceil(ranks);
-    let rows = vec![(tokens * k / resident).max(1) as u32; resident];
+/// See [`Timing::seconds`]. An even share keeps all its pairs and has no traffic.
+fn seconds(model: &TimeModel, config: &MoeConfig, cell: &Trained) -> Result<f64> {
+    let (ranks, experts, k) = (cell.protocol.ranks, config.num_experts, config.num_experts_per_tok);
+    let tokens = cell.key.tokens / ranks;
+    let rows = ((tokens * k).div_ceil(experts)).max(1) as u32;
+    let mut setup = Setup::new(config.clone(), cell.protocol.scaled.clone())?;
+    setup.cluster.bytes_per_rank = NO_LIMIT;
+    setup.options.retention = Retention::Fraction(1.0);
+    setup.activations = Some(Activations::Stash);
+    let counts = Counts::from_flat(ranks, experts, vec![rows; ranks * experts])?;
+    let policy = Fixed::default();
+    let placement = policy.start(&setup, &counts)?;
+    let plan = policy.plan(&setup, &Input { step: 0, counts: &counts, demand: None, placement: &placement })?;
+    let resident = experts.div_ceil(ranks);
+    let rows = vec![rows * ranks as u32; resident];
+    let pairs: usize = rows.iter().map(|&n| n as usize).sum();
     let share = Share {
-        tokens,
+        tokens: pairs.div_ceil(k),
         forward: rows.clone(),
         backward: rows,
-        tokens_in_forward: tokens * k.min(ranks),
-        tokens_in_backward: tokens * k.min(ranks),
+        tokens_in_forward: pairs.div_ceil(k).max(pairs / resident),
+        tokens_in_backward: pairs.div_ceil(k).max(pairs / resident),
         sent_forward: 0,
         sent_backward: 0,
-        retained: tokens * k,
+        retained: pairs,
         optimizer_parameters: 0,
         activations: Activations::Stash,
         selects: false,
     };
-    let times = model.predict(&share);
-    let operations = 3 * share.forward_rows() * config.pair_flops()?;
-    Ok(operations as f64 / (times[Phase::Forward] + times[Phase::Dgrad] + times[Phase::Wgrad]))
+    Ok(model.predict(&share).total() / (plan.predicted.forward_s + plan.predicted.backward_s))
 }

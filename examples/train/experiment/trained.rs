@@ -11,7 +11,9 @@ use super::loads::Loads;
 pub(crate) struct Trained {
     pub(crate) key: Key,
     pub(crate) protocol: Protocol,
-    /// One for each policy and activation mode, in the order asked for.
+    /// Step and validation loss of the run that computes every pair in both passes.
+    pub(crate) plain: Vec<(u64, f64)>,
+    /// One for each policy and activation mode.
     pub(crate) runs: Vec<TrainedRun>,
 }
 
@@ -26,15 +28,18 @@ pub(crate) struct TrainedRun {
     pub(crate) curve: Vec<(u64, f64)>,
     /// `[steps][layers]`; short where the policy had to stop.
     pub(crate) loads: Vec<Vec<Loads>>,
-    /// Why it had to.
+    /// Why it had to: it does not fit the budget, or training diverged.
     pub(crate) infeasible: Option<String>,
 }
 
 impl Trained {
-    /// Step and layer number `index` of those that are executed and timed: the middle of every stretch of `time_every` steps, the
-    /// layers in turn.
-    pub(crate) fn sample(&self, index: u64) -> (usize, usize) {
-        let every = self.protocol.time_every;
-        ((index * every + every / 2) as usize, index as usize % self.protocol.layers)
+    /// Steps and layers that are executed and timed: the middle of every stretch of `time_every` steps, the layers in turn.
+    pub(crate) fn samples(&self) -> impl Iterator<Item = (usize, usize)> {
+        let Protocol { time_every, layers, .. } = self.protocol;
+        let longest = self.runs.iter().map(|run| run.loads.len()).max().unwrap_or(0);
+        (0..longest).step_by(time_every as usize).enumerate().map(move |(index, first)| {
+            let middle = first + time_every as usize / 2;
+            (middle.min(longest - 1), index % layers)
+        })
     }
 }

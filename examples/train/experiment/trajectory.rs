@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lrmoe::plan::Activations;
-use lrmoe::{CpuBackend, LayerOptions, PlanOptions, Retention, Selection};
+use lrmoe::{CpuBackend, LayerOptions, Retention, Selection};
 
 use super::cell::TARGETS;
 use super::loads::Loads;
@@ -34,13 +34,15 @@ pub(crate) struct Trajectory {
     trainer: Trainer,
     layers: Vec<Arc<Mutex<LayerPlans>>>,
     /// Policy and activation mode of each follower.
-    pub(crate) followed: Vec<(String, Activations)>,
+    followed: Vec<(String, Activations)>,
     /// Step and validation loss.
     pub(crate) curve: Vec<(u64, f64)>,
     /// `[followers][steps][layers]`; a follower that stopped has fewer steps.
     pub(crate) loads: Vec<Vec<Vec<Loads>>>,
     /// Why a follower stopped.
-    pub(crate) infeasible: Vec<Option<String>>,
+    infeasible: Vec<Option<String>>,
+    /// Why the run itself ended early.
+    pub(crate) failed: Option<String>,
     pub(crate) steps: u64,
     planned: u64,
 }
@@ -64,10 +66,10 @@ impl Trajectory {
     ) -> Result<Self, Failure> {
         let Drive { name, select, driven } = drive;
         let mut spec = spec.clone();
-        let retention = if driven { Retention::Fraction(0.5) } else { Retention::Fraction(1.0) };
+        // The layers' own retention is never asked for: every call is planned from outside.
         spec.options = LayerOptions {
             select,
-            plan: PlanOptions { retention, ..options.plan_options() },
+            plan: options.plan_options(),
             score_floor: options.score_floor,
             ..spec.options
         };
@@ -92,6 +94,7 @@ impl Trajectory {
             layers,
             loads: vec![Vec::new(); names.len()],
             infeasible: vec![None; names.len()],
+            failed: None,
             followed: names,
             curve: Vec::new(),
             steps: 0,
@@ -136,8 +139,9 @@ impl Trajectory {
 
     /// What it leaves, one for each follower.
     pub(crate) fn into_runs(self) -> impl Iterator<Item = TrainedRun> {
-        let Self { name, curve, followed, loads, infeasible, .. } = self;
+        let Self { name, curve, followed, loads, infeasible, failed, .. } = self;
         followed.into_iter().zip(loads).zip(infeasible).map(move |(((policy, activations), loads), infeasible)| {
+            let infeasible = failed.clone().or(infeasible);
             let (trajectory, curve) = (name.clone(), curve.clone());
             TrainedRun { policy, activations, trajectory, curve, loads, infeasible }
         })
