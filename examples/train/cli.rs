@@ -91,6 +91,11 @@ pub(crate) struct Options {
 impl Options {
     /// Checks what depends on several options together.
     pub(crate) fn checked(self) -> Result<Self, Failure> {
+        let plan = PlanOptions { retention: self.retain.at(0, 0, 1), ..self.plan_options() };
+        let layer =
+            LayerOptions { select: self.select, plan, score_floor: self.score_floor, ..LayerOptions::default() };
+        layer.validate().map_err(|e| Failure::usage(e.to_string()))?;
+        self.experiment.check(self.seed, &self.batch)?;
         if !self.hidden.is_multiple_of(HEAD_DIM) {
             let h = self.hidden;
             return Err(Failure::usage(format!(

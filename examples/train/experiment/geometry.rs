@@ -1,10 +1,20 @@
 //! The small models that stand for the published ones.
 
-use lrmoe::MoeConfig;
+use lrmoe::plan::{Activations, ClusterSpec, Setup};
+use lrmoe::{MoeConfig, PlanOptions};
 
+use super::cell::{Key, NETWORKS, Protocol};
+use super::memory::Real;
 use super::options::Balancing;
 use crate::cli::Options;
+use crate::corpus::Corpus;
 use crate::failure::Failure;
+
+/// A budget that nothing passes.
+pub(crate) const NO_LIMIT: u64 = 1 << 50;
+/// Operations a second that plans take a rank's GEMMs to do. Any number does: every rate and latency of a scaled machine goes with it,
+/// so that plans stay the same, and modelled times are turned into those of the processor afterwards.
+const NOMINAL_FLOPS: f64 = 1e10;
 
 /// A published model, perhaps with other experts, and the small one that keeps its routing and proportions.
 #[derive(Debug, Clone)]
@@ -51,4 +61,96 @@ impl Geometry {
         let bias_step = if real.correction_bias { BIAS_STEP * bias } else { 0.0 };
         Ok(Self { aux_coef: real.router_aux_loss_coef * loss, bias_step, small, real })
     }
+
+    /// Everything that is fixed before a cell runs, the machine included.
+    pub(crate) fn protocol(&self, options: &Options, corpus: &Corpus, key: &Key) -> Result<Protocol, Failure> {
+        let args = &options.experiment;
+        let real = ClusterSpec::preset(&args.cluster)?;
+        let ranks = args.ranks.map_or(real.ranks, usize::from);
+        let ranks_per_node = args.ranks_per_node.map_or(real.ranks_per_node, usize::from);
+        if key.tokens < ranks {
+            return Err(Failure::usage(format!(
+                "--ranks is {ranks}; allowed: at most the {} tokens of a step",
+                key.tokens
+            )));
+        }
+        let real = real.with_ranks(ranks, ranks_per_node);
+        let scaled = real.scaled_to_model(&self.real, &self.small, NOMINAL_FLOPS)?;
+        let plan = options.plan_options();
+        let small = &self.small;
+        Ok(Protocol {
+            ranks,
+            ranks_per_node,
+            cluster: args.cluster.clone(),
+            scaled: ClusterSpec {
+                bytes_per_rank: args.budget.unwrap_or(NO_LIMIT),
+                host_reserved_bytes: 0,
+                ..scaled.cluster
+            },
+            token_scale: scaled.token_scale,
+            time_scale: scaled.time_scale,
+            counter_scale: scaled.counter_scale,
+            budget: args.budget,
+            real_layers: self.real.moe_layers().count(),
+            slots: args.slots.map_or_else(|| default_slots(small.num_experts, ranks), usize::from),
+            steps: options.steps,
+            layers: options.layers,
+            hidden: small.hidden_size,
+            intermediate: small.moe_intermediate_size,
+            experts: small.num_experts,
+            top_k: small.num_experts_per_tok,
+            policies: args.policy.to_string(),
+            activations: args.activations.modes().iter().map(|mode| mode.name()).collect::<Vec<_>>().join(","),
+            select: options.select.to_string(),
+            retain: options.retain.to_string(),
+            alpha: plan.alpha,
+            slack: plan.slack,
+            q_min: plan.q_min,
+            smoothing: plan.smoothing,
+            score_floor: f64::from(options.score_floor),
+            time_every: args.time_every,
+            corpus: format!("{:016x}", corpus.checksum),
+        })
+    }
+
+    /// What a policy plans for, on each of [`NETWORKS`].
+    pub(crate) fn setups(
+        &self,
+        protocol: &Protocol,
+        plan: PlanOptions,
+        activations: Activations,
+    ) -> Result<[Setup; 3], Failure> {
+        let mut setup = Setup::new(self.small.clone(), protocol.scaled.clone())?;
+        setup.options = plan;
+        setup.layers = protocol.layers;
+        setup.activations = Some(activations);
+        setup.counter_scale = protocol.counter_scale;
+        Ok(NETWORKS.map(|factor| {
+            let mut setup = setup.clone();
+            setup.cluster.intra.bytes_per_s *= factor;
+            setup.cluster.inter.bytes_per_s *= factor;
+            setup
+        }))
+    }
+
+    /// The model that the small one stands for, without a limit on its memory.
+    pub(crate) fn real(
+        &self,
+        protocol: &Protocol,
+        plan: PlanOptions,
+        activations: Activations,
+    ) -> Result<Real, Failure> {
+        let Protocol { ranks, ranks_per_node, token_scale, .. } = *protocol;
+        let cluster = ClusterSpec::preset(&protocol.cluster)?.with_ranks(ranks, ranks_per_node);
+        let mut setup = Setup::new(self.real.clone(), ClusterSpec { bytes_per_rank: NO_LIMIT, ..cluster })?;
+        setup.options = plan;
+        setup.activations = Some(activations);
+        Ok(Real { setup, tokens: (1.0 / token_scale).round().max(1.0) as u64 })
+    }
+}
+
+/// Slots with which symi and eplb took least time on seeds that are not reported: a quarter more than experts.
+fn default_slots(experts: usize, ranks: usize) -> usize {
+    let even = experts.div_ceil(ranks);
+    even + even.div_ceil(4)
 }

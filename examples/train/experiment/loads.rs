@@ -1,11 +1,11 @@
 //! What the ranks do in one step of one layer under one plan: the sizes that are executed and timed, and the traffic that is modelled.
 
 use lrmoe::Error;
+use lrmoe::plan::waves::waves;
 use lrmoe::plan::{
     Activations, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, exchange_rows_per_token,
     optimizer_exchange, selection_exchange,
 };
-use lrmoe::plan::waves::waves;
 use lrmoe::share::{Phase, PhaseTimes, Share};
 use serde::{Deserialize, Serialize};
 
@@ -137,9 +137,8 @@ impl Loads {
             row as f64 * f64::from(exchange_rows_per_token(plan.activations, direction))
         };
         let passes = [Direction::Forward, Direction::Backward];
-        let pass = |setup: &Setup, i: usize| {
-            rows[i].seconds(&setup.cluster, row_bytes(passes[i]), 2.0 * waves[i] as f64)
-        };
+        let pass =
+            |setup: &Setup, i: usize| rows[i].seconds(&setup.cluster, row_bytes(passes[i]), 2.0 * waves[i] as f64);
         let placements = [before, &plan.placement, &plan.next];
         let (mut forward_exchange_s, mut exchange_s, mut optimizer_exchange_s) = ([0.0; 3], [0.0; 3], [0.0; 3]);
         for (i, setup) in setups.iter().enumerate() {
@@ -232,7 +231,9 @@ impl Moves<'_> {
     /// Experts and destinations of a rank's own pairs.
     fn own(&self, r: usize) -> impl Iterator<Item = (u32, u32)> {
         let pairs = self.ids.iter().zip(self.out).enumerate();
-        pairs.filter(move |(pair, _)| self.source_of_token[pair / self.top_k] as usize == r).map(|(_, (&e, &to))| (e, to))
+        pairs
+            .filter(move |(pair, _)| self.source_of_token[pair / self.top_k] as usize == r)
+            .map(|(_, (&e, &to))| (e, to))
     }
 
     /// Pairs of a rank that are computed anywhere.
@@ -283,7 +284,8 @@ impl Moves<'_> {
                 }
             },
             activations: plan.activations,
-            selects: retained.iter().filter(|&&kept| kept).count() < self.out.iter().filter(|&&to| to != NOWHERE).count(),
+            selects: retained.iter().filter(|&&kept| kept).count()
+                < self.out.iter().filter(|&&to| to != NOWHERE).count(),
         })
     }
 }

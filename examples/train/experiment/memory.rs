@@ -48,7 +48,13 @@ pub(crate) struct Real {
 
 impl Real {
     /// `[R]` what the plan's ranks would reserve in the real model.
-    pub(crate) fn memory(&self, plan: &Plan, moves: &Moves<'_>, forward: &[u32], selects: bool) -> Result<Vec<RankMemory>> {
+    pub(crate) fn memory(
+        &self,
+        plan: &Plan,
+        moves: &Moves<'_>,
+        forward: &[u32],
+        selects: bool,
+    ) -> Result<Vec<RankMemory>> {
         let model = MemoryModel::new(&self.setup, plan.placement.ownership(), plan.activations)?.scored(selects);
         let quotas = &plan.retained.quotas;
         // Under stash any pair may be retained where it is, up to the quota.

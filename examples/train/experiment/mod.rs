@@ -32,17 +32,15 @@ mod trajectory;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lrmoe::plan::ClusterSpec;
-
 pub(crate) use options::ExperimentArgs;
 
 use crate::cli::Options;
 use crate::corpus::{CONTEXT, Corpus};
 use crate::failure::Failure;
 use crate::progress::say;
-use cell::{Key, Protocol};
+use cell::Key;
 use geometry::Geometry;
-use runner::{NO_LIMIT, NOMINAL_FLOPS, Task};
+use runner::Task;
 use timing::Timing;
 use trained::Trained;
 
@@ -64,7 +62,7 @@ pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Resu
                 for seed in options.seed..options.seed + args.seeds {
                     let (preset, balancing) = (preset.clone(), balancing.name().to_owned());
                     let key = Key { preset, balancing, tokens: batch * CONTEXT, seed };
-                    let protocol = protocol(options, &geometry, corpus, &key)?;
+                    let protocol = geometry.protocol(options, corpus, &key)?;
                     let task = Task { key, protocol, geometry: &geometry, options, corpus };
                     match finished_or_trained(&task, stop)? {
                         Some(trained) => group.push(trained),
@@ -152,57 +150,4 @@ fn read_if_there<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T
     };
     let unreadable = |e| Failure::run(format!("{}: {e}; remove it to have it made again", path.display()));
     serde_json::from_str(&text).map(Some).map_err(unreadable)
-}
-
-/// Everything that is fixed before a cell runs, the machine included.
-fn protocol(options: &Options, geometry: &Geometry, corpus: &Corpus, key: &Key) -> Result<Protocol, Failure> {
-    let args = &options.experiment;
-    let real = ClusterSpec::preset(&args.cluster)?;
-    let ranks = args.ranks.map_or(real.ranks, usize::from);
-    let ranks_per_node = args.ranks_per_node.map_or(real.ranks_per_node, usize::from);
-    if key.tokens < ranks {
-        return Err(Failure::usage(format!(
-            "--ranks is {ranks}; allowed: at most the {} tokens of a step",
-            key.tokens
-        )));
-    }
-    let real = real.with_ranks(ranks, ranks_per_node);
-    let scaled = real.scaled_to_model(&geometry.real, &geometry.small, NOMINAL_FLOPS)?;
-    let plan = options.plan_options();
-    let small = &geometry.small;
-    Ok(Protocol {
-        ranks,
-        ranks_per_node,
-        cluster: args.cluster.clone(),
-        scaled: ClusterSpec { bytes_per_rank: args.budget.unwrap_or(NO_LIMIT), host_reserved_bytes: 0, ..scaled.cluster },
-        token_scale: scaled.token_scale,
-        time_scale: scaled.time_scale,
-        counter_scale: scaled.counter_scale,
-        budget: args.budget,
-        real_layers: geometry.real.moe_layers().count(),
-        slots: args.slots.map_or_else(|| default_slots(small.num_experts, ranks), usize::from),
-        steps: options.steps,
-        layers: options.layers,
-        hidden: small.hidden_size,
-        intermediate: small.moe_intermediate_size,
-        experts: small.num_experts,
-        top_k: small.num_experts_per_tok,
-        policies: args.policy.to_string(),
-        activations: args.activations.modes().iter().map(|mode| mode.name()).collect::<Vec<_>>().join(","),
-        select: options.select.to_string(),
-        retain: options.retain.to_string(),
-        alpha: plan.alpha,
-        slack: plan.slack,
-        q_min: plan.q_min,
-        smoothing: plan.smoothing,
-        score_floor: f64::from(options.score_floor),
-        time_every: args.time_every,
-        corpus: format!("{:016x}", corpus.checksum),
-    })
-}
-
-/// Slots with which symi and eplb took least time on seeds that are not reported: a quarter more than experts.
-fn default_slots(experts: usize, ranks: usize) -> usize {
-    let even = experts.div_ceil(ranks);
-    even + even.div_ceil(4)
 }

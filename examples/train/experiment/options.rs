@@ -9,6 +9,8 @@ use lrmoe::plan::policy::{NAMES, by_name};
 use lrmoe::plan::{Activations, ClusterSpec};
 use lrmoe::{Error, MoeConfig};
 
+use crate::failure::Failure;
+
 /// LRMoE's quotas filled by the highest scores instead of by sampling.
 pub(crate) const TOPQ: &str = "lrmoe-topq";
 /// LRMoE without replicas, planned on LRMoE's training run.
@@ -64,6 +66,24 @@ pub(crate) struct ExperimentArgs {
     /// Trains what is missing and stops there: no times, no report
     #[arg(long, requires = "ranks")]
     pub(crate) train_only: bool,
+}
+
+impl ExperimentArgs {
+    /// Checks what lists and seeds name.
+    pub(crate) fn check(&self, first_seed: u64, batches: &[usize]) -> Result<(), Failure> {
+        let twice = |option: &str, values: Vec<String>| {
+            let again = (1..values.len()).find(|&i| values[..i].contains(&values[i]));
+            again.map_or(Ok(()), |i| Err(Failure::usage(format!("{option} names {} twice; allowed: once", values[i]))))
+        };
+        twice("--preset", self.preset.clone())?;
+        twice("--balancing", self.balancing.iter().map(|b| b.name().to_owned()).collect())?;
+        twice("--batch", batches.iter().map(usize::to_string).collect())?;
+        if first_seed.checked_add(self.seeds).is_none() {
+            let most = u64::MAX - self.seeds;
+            return Err(Failure::usage(format!("--seed is {first_seed}; allowed with --seeds: at most {most}")));
+        }
+        Ok(())
+    }
 }
 
 /// How strongly the router is balanced.

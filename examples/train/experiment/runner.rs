@@ -3,12 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lrmoe::plan::policy::{Eplb, Llep, Symi, by_name};
-use lrmoe::plan::{Activations, ClusterSpec, Lrmoe, Policy, Setup};
+use lrmoe::plan::{Activations, Lrmoe, Policy};
 use lrmoe::{LayerOptions, Selection};
 
-use super::cell::{Key, NETWORKS, Protocol, TARGETS};
+use super::cell::{Key, Protocol, TARGETS};
 use super::geometry::Geometry;
-use super::memory::Real;
 use super::options::{ONE_COPY, TOPQ};
 use super::outputs::targets::{PLAIN, target_step};
 use super::planner::Follower;
@@ -21,13 +20,6 @@ use crate::moe::MoeSpec;
 use crate::optim::ADAMW;
 use crate::progress::Progress;
 use crate::run::last_step;
-
-/// Operations a second that plans take a rank's GEMMs to do. Any number does: every rate and latency of a scaled machine goes with it,
-/// so that plans stay the same, and modelled times are taken in units of it afterwards.
-pub(crate) const NOMINAL_FLOPS: f64 = 1e10;
-
-/// A budget that nothing passes.
-pub(crate) const NO_LIMIT: u64 = 1 << 50;
 
 /// What a cell needs.
 pub(crate) struct Task<'a> {
@@ -87,9 +79,8 @@ impl Task<'_> {
         // The last mode drives: there retained pairs are free to move, so that capacities hold exactly.
         let driver_first: Vec<Activations> = modes.iter().rev().copied().collect();
         let names: Vec<&str> = self.options.experiment.policy.iter().collect();
-        let has_own_run = |name: &&&str| {
-            [TOPQ, ONE_COPY, "lrmoe"].contains(*name) || name.split(':').next() == Some("symi-drop")
-        };
+        let has_own_run =
+            |name: &&&str| [TOPQ, ONE_COPY, "lrmoe"].contains(*name) || name.split(':').next() == Some("symi-drop");
         let mut plain = Vec::new();
         for name in names.iter().filter(|name| !has_own_run(name)) {
             for &mode in modes {
@@ -134,20 +125,19 @@ impl Task<'_> {
     fn followed(&self, name: &str, activations: Activations) -> Result<Followed, Failure> {
         let mut followers = Vec::with_capacity(self.options.layers);
         for _ in 0..self.options.layers {
-            let mut setups = Vec::with_capacity(NETWORKS.len());
-            for factor in NETWORKS {
-                setups.push(self.setup(activations, factor)?);
-            }
-            let setups: [Setup; 3] =
-                setups.try_into().map_err(|_| Failure::run("as many setups as networks are needed"))?;
-            followers.push(Follower::new(self.policy(name)?, setups, self.real(activations)?));
+            let plan = self.options.plan_options();
+            let setups = self.geometry.setups(&self.protocol, plan, activations)?;
+            let real = self.geometry.real(&self.protocol, plan, activations)?;
+            followers.push(Follower::new(self.policy(name)?, setups, real));
         }
         Ok(Followed { policy: name.into(), activations, followers })
     }
 
     fn policy(&self, name: &str) -> Result<Box<dyn Policy>, Failure> {
         let (name, slots) = match name.split_once(':') {
-            Some((name, slots)) => (name, slots.parse().map_err(|_| Failure::usage(format!("--policy {name}:{slots}")))?),
+            Some((name, slots)) => {
+                (name, slots.parse().map_err(|_| Failure::usage(format!("--policy {name}:{slots}")))?)
+            }
             None => (name, self.protocol.slots),
         };
         // What counts pairs is scaled as tokens are.
@@ -166,28 +156,5 @@ impl Task<'_> {
             "llep" => Box::new(Llep { min_chunk, ..Llep::default() }),
             _ => by_name(name)?,
         })
-    }
-
-    /// What is planned for, on a network of `factor` times the speed.
-    fn setup(&self, activations: Activations, factor: f64) -> Result<Setup, Failure> {
-        let mut cluster = self.protocol.scaled.clone();
-        cluster.intra.bytes_per_s *= factor;
-        cluster.inter.bytes_per_s *= factor;
-        let mut setup = Setup::new(self.geometry.small.clone(), cluster)?;
-        setup.options = self.options.plan_options();
-        setup.layers = self.options.layers;
-        setup.activations = Some(activations);
-        setup.counter_scale = self.protocol.counter_scale;
-        Ok(setup)
-    }
-
-    /// The model that the small one stands for, without a limit on its memory.
-    fn real(&self, activations: Activations) -> Result<Real, Failure> {
-        let Protocol { ranks, ranks_per_node, token_scale, .. } = self.protocol;
-        let cluster = ClusterSpec::preset(&self.protocol.cluster)?.with_ranks(ranks, ranks_per_node);
-        let mut setup = Setup::new(self.geometry.real.clone(), ClusterSpec { bytes_per_rank: NO_LIMIT, ..cluster })?;
-        setup.options = self.options.plan_options();
-        setup.activations = Some(activations);
-        Ok(Real { setup, tokens: (1.0 / token_scale).round() as u64 })
     }
 }

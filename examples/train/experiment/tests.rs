@@ -4,17 +4,21 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use lrmoe::memory::Category;
 use lrmoe::plan::policy::by_name;
-use lrmoe::plan::{Activations, ClusterSpec, Lrmoe, Policy, Setup, pair_counts};
+use lrmoe::plan::{Activations, Lrmoe, Policy, Setup, pair_counts};
 use lrmoe::share::{Phase, PhaseTimes, Share, TimeModel};
-use lrmoe::{LayerOptions, RoutedCall, Selection};
+use lrmoe::{LayerOptions, PlanOptions, RoutedCall, Selection};
 
 use super::account::{self, Prices};
-use super::cell::{Cost, NETWORKS};
+use super::cell::{Cost, Key, Protocol};
 use super::geometry::Geometry;
 use super::loads::Loads;
+use super::memory::Fullest;
 use super::options::Balancing;
 use super::planner::{Follower, LayerPlans, sources};
+use super::timing::Timing;
+use super::trained::{Trained, TrainedRun};
 use super::trajectory::{Drive, Followed, Trajectory};
 use crate::cli::Options;
 use crate::corpus::Corpus;
@@ -29,24 +33,34 @@ fn options(more: &[&str]) -> Options {
     Options::try_parse_from(SMALL.iter().chain(more)).unwrap().checked().unwrap()
 }
 
-fn setups(geometry: &Geometry, ranks: usize, activations: Activations) -> [Setup; 3] {
-    let machine = ClusterSpec::preset("8xa100").unwrap().with_ranks(ranks, 4);
-    let scaled = machine.scaled_to_model(&geometry.real, &geometry.small, 1e10).unwrap();
-    NETWORKS.map(|factor| {
-        let mut cluster = scaled.cluster.clone();
-        cluster.intra.bytes_per_s *= factor;
-        cluster.inter.bytes_per_s *= factor;
-        let mut setup = Setup::new(geometry.small.clone(), cluster).unwrap();
-        setup.layers = 2;
-        setup.activations = Some(activations);
-        setup.counter_scale = scaled.counter_scale;
-        setup
-    })
+/// What the runner plans for: a small Qwen3 of 16 experts, two to four ranks a node.
+struct World {
+    geometry: Geometry,
+    protocol: Protocol,
+}
+
+impl World {
+    fn new(ranks: usize) -> Self {
+        let options = options(&["--ranks", &ranks.to_string(), "--ranks-per-node", "4"]);
+        let geometry = Geometry::new("qwen3-30b-a3b", Balancing::Usual, &options).unwrap();
+        let key = Key { preset: "qwen3-30b-a3b".into(), balancing: "usual".into(), tokens: 512, seed: 1 };
+        let protocol = geometry.protocol(&options, &Corpus::embedded().unwrap(), &key).unwrap();
+        Self { geometry, protocol }
+    }
+
+    fn setups(&self, activations: Activations) -> [Setup; 3] {
+        self.geometry.setups(&self.protocol, PlanOptions::default(), activations).unwrap()
+    }
+
+    fn follower(&self, policy: Box<dyn Policy>, activations: Activations) -> Follower {
+        let real = self.geometry.real(&self.protocol, PlanOptions::default(), activations).unwrap();
+        Follower::new(policy, self.setups(activations), real)
+    }
 }
 
 fn trajectory(policy: &str, ranks: usize, (select, driven): (Selection, bool), options: &Options) -> Trajectory {
-    let geometry = Geometry::new("qwen3-30b-a3b", Balancing::Usual, options).unwrap();
-    let follower = || Follower::new(by_name(policy).unwrap(), setups(&geometry, ranks, Activations::Recompute));
+    let world = World::new(ranks);
+    let follower = || world.follower(by_name(policy).unwrap(), Activations::Recompute);
     let followed = Followed {
         policy: policy.into(),
         activations: Activations::Recompute,
@@ -54,7 +68,7 @@ fn trajectory(policy: &str, ranks: usize, (select, driven): (Selection, bool), o
     };
     let spec = MoeSpec {
         layer: 0,
-        config: geometry.small.clone(),
+        config: world.geometry.small.clone(),
         options: LayerOptions { aux_loss_coef: 1e-3, ..LayerOptions::default() },
         bias_step: 0.0,
         seed: 5,
@@ -118,12 +132,12 @@ struct Step {
 const TOP_K: usize = 3;
 
 fn step(policy: Box<dyn Policy>, activations: Activations, tokens: usize, ranks: usize) -> Step {
-    let geometry = Geometry::new("qwen3-30b-a3b", Balancing::Usual, &options(&[])).unwrap();
-    let setups = setups(&geometry, ranks, activations);
+    let world = World::new(ranks);
     let ids = routed(tokens, 16, TOP_K, 7);
     let counts = pair_counts(&ids, TOP_K, &sources(tokens, ranks), ranks, 16, None).unwrap();
     let retain: Retain = "0.5".parse().unwrap();
-    let mut plans = LayerPlans::new((0, ranks, 9), retain, true, vec![Follower::new(policy, setups.clone())]);
+    let follower = world.follower(policy, activations);
+    let mut plans = LayerPlans::new((0, ranks, 9), retain, true, vec![follower]);
     let call = RoutedCall { ids: &ids, counts: counts.per_expert(), top_k: TOP_K, demand: None };
     let schedule = plans.schedule(0, &call).unwrap();
     // Any pairs within the quotas will do; these are spread unevenly over sources.
@@ -138,7 +152,7 @@ fn step(policy: Box<dyn Policy>, activations: Activations, tokens: usize, ranks:
     assert!(left.iter().all(|&left| left == 0));
     plans.retained(&kept).unwrap();
     let loads = plans.done.remove(0).unwrap();
-    Step { ids, kept, loads, quotas: schedule.retained.quotas, setups }
+    Step { ids, kept, loads, quotas: schedule.retained.quotas, setups: world.setups(activations) }
 }
 
 fn policies() -> Vec<Box<dyn Policy>> {
@@ -163,7 +177,9 @@ fn every_pair_is_computed_once_and_retained_counts_obey_the_plan() {
                 assert_eq!(loads.shares().iter().map(|share| share.tokens).sum::<usize>(), tokens);
                 let owned = loads.shares().iter().map(|share| share.optimizer_parameters).sum::<usize>() as u64;
                 let parameters = 16 * setups[0].config.expert_parameters().unwrap();
-                assert!(owned >= parameters && owned < parameters + ranks as u64, "{name}: {owned} of {parameters}");
+                // Owners step every expert, and add up the gradients of its other instances.
+                let instances = 16 + loads.replicas as u64;
+                assert!(owned >= instances * parameters / 16 && owned < instances * parameters / 16 + ranks as u64);
                 if name == "lrmoe" && tokens == 4096 {
                     let most = lrmoe::plan::rank_capacity(loads.retained, setups[0].options.slack, ranks);
                     let busiest = loads.shares().iter().map(Share::backward_rows).max().unwrap();
@@ -196,7 +212,8 @@ fn crossing_bytes_are_those_of_a_count_by_hand() {
         assert_eq!(loads.bytes_inter_node, (rows.len() * row_bytes * times) as f64);
         assert_eq!(loads.optimizer_exchange_s, [0.0; 3]);
         // A network of half the speed takes twice as long but for the latency.
-        let latency = 4.0 * setups[0].cluster.inter.latency_s;
+        // Counts first, then rows there and back in both passes.
+        let latency = 5.0 * setups[0].cluster.inter.latency_s;
         let [half, one, twice] = loads.exchange_s.map(|seconds| seconds - latency);
         assert!((half / one - 2.0).abs() < 1e-9 && (one / twice - 2.0).abs() < 1e-9, "{half} {one} {twice}");
     }
@@ -250,8 +267,8 @@ fn a_step_costs_what_its_busiest_ranks_take_phase_by_phase() {
     (loads.exchange_s, loads.optimizer_exchange_s) = ([0.8, 0.4, 0.2], [0.08, 0.04, 0.02]);
     let mut cost = Cost::default();
     // The machine that plans were made for takes twice as long.
-    let prices = Prices { model: &model, seconds: 0.5, plan_s: 2e-3 };
-    (0..3).for_each(|_| account::add_step(&mut cost, &loads, &prices));
+    let prices = Prices { model: &model, seconds: 0.5, plans: vec![2e-3, 5e-3] };
+    (0..3).for_each(|step| account::add_step(&mut cost, step, &loads, &prices));
     // Rank 0 is the busiest forward, rank 1 backward: 60 + 24 + 8 ms a step; the mean rank takes 40 + 18 + 6.
     let close = |got: f64, expected: f64| assert!((got - expected).abs() < 1e-9, "{got}, not {expected}");
     let expected = [("forward", 0.060, 0.040), ("dgrad", 0.024, 0.018), ("wgrad", 0.008, 0.006), ("gate", 0.0, 0.0)];
@@ -259,19 +276,86 @@ fn a_step_costs_what_its_busiest_ranks_take_phase_by_phase() {
         close(cost.phases[phase], 3.0 * busiest);
         close(cost.mean[phase], 3.0 * mean);
     }
-    close(cost.plan_s, 3.0 * 2e-3);
+    close(cost.plan_s, 2.0 * 2e-3 + 5e-3);
     for (network, traffic) in [0.44, 0.22, 0.11].into_iter().enumerate() {
-        close(cost.moe_s(network), 3.0 * (0.092 + traffic + 0.002));
+        close(cost.moe_s(network), 3.0 * (0.092 + traffic) + 9e-3);
+    }
+    // In two waves forward and three waves backward every wave has its part of the rows, rounded up: 2 x 15 and 3 x 3 rows at most.
+    loads.waves = [2, 3];
+    let mut in_waves = Cost::default();
+    account::add_step(&mut in_waves, 0, &loads, &prices);
+    for (phase, seconds) in [("forward", 2e-3 * 2.0 * 15.0), ("dgrad", 3e-3 * 3.0 * 3.0), ("wgrad", 1e-3 * 3.0 * 3.0)] {
+        close(in_waves.phases[phase], seconds);
     }
 }
 
 #[test]
+fn a_cell_has_the_times_of_its_fit_and_the_traffic_of_its_scale() {
+    let world = World::new(2);
+    let Step { loads, .. } = step(by_name("fixed").unwrap(), Activations::Stash, 64, 2);
+    let run = TrainedRun {
+        policy: "fixed".into(),
+        activations: Activations::Stash,
+        trajectory: "all".into(),
+        curve: vec![(0, 5.0), (2, 4.0)],
+        loads: (0..2).map(|_| vec![loads.clone(), loads.clone()]).collect(),
+        infeasible: None,
+    };
+    let key = Key { preset: "qwen3-30b-a3b".into(), balancing: "usual".into(), tokens: 64, seed: 1 };
+    let stopped = TrainedRun { policy: "eplb".into(), infeasible: Some("too large".into()), ..run.clone() };
+    let trained = Trained { key, protocol: world.protocol, plain: vec![(0, 5.0), (2, 4.0)], runs: vec![run, stopped] };
+    let (config, machine) = (&world.geometry.small, serde_json::json!({}));
+    let stop = AtomicBool::new(true);
+    assert_eq!(Timing::take(std::slice::from_ref(&trained), config, machine.clone(), &stop).unwrap(), None);
+    let timing =
+        Timing::take(std::slice::from_ref(&trained), config, machine, &AtomicBool::new(false)).unwrap().unwrap();
+    let cell = account::cell(&trained, &timing).unwrap();
+    let (first, last) = (&cell.runs[0].curve[0], &cell.runs[0].curve[1]);
+    assert_eq!((first.cost.moe_s(1), cell.runs[0].steps), (0.0, 2));
+    // Two steps of two layers.
+    assert!((last.cost.exchange_s[1] - 4.0 * loads.exchange_s[1] * timing.seconds).abs() < 1e-12);
+    let plans = 4.0 * loads.plan_s * trained.protocol.time_scale * timing.seconds;
+    assert!((last.cost.plan_s / plans - 1.0).abs() < 1e-9);
+    let rate = |cell: &Protocol| cell.scaled.gemm_flops;
+    assert!((rate(&cell.protocol) * timing.seconds / rate(&trained.protocol) - 1.0).abs() < 1e-12);
+    assert_eq!((cell.runs[1].steps, cell.runs[1].curve.len(), cell.runs[1].sampled.count), (0, 0, 0));
+    // The timeline of a step is as long as the step: phases, traffic and planning.
+    let timeline = cell.timelines.iter().find(|t| t.policy == "fixed").unwrap();
+    let end = timeline.events.iter().map(|event| event.start_s + event.seconds).fold(0.0, f64::max);
+    let parts: std::collections::BTreeMap<&str, f64> =
+        timeline.events.iter().fold(Default::default(), |mut parts, e| {
+            let longest = parts.entry(e.name.as_str()).or_insert(0.0_f64);
+            *longest = longest.max(e.seconds);
+            parts
+        });
+    assert!((end - parts.values().sum::<f64>()).abs() < 1e-12);
+    assert!(parts["exchange, forward"] > 0.0 && parts["plan"] > 0.0);
+}
+
+#[test]
+fn real_memory_is_that_of_as_many_more_tokens() {
+    // Experts of an eighth of the width and an eighth of the tokens: rows are 1/64 of the bytes.
+    let Step { loads, .. } = step(by_name("fixed").unwrap(), Activations::Stash, 4096, 8);
+    let [small, real] = loads.memory;
+    let at = |memory: &Fullest, category: Category| memory.peak.reserved[category as usize] as f64;
+    let per_layer = |memory: &Fullest, layers: f64, category| at(memory, category) / layers;
+    let weights = per_layer(&real, 48.0, Category::Weights) / per_layer(&small, 2.0, Category::Weights);
+    let stash = per_layer(&real, 48.0, Category::Stash) / per_layer(&small, 2.0, Category::Stash);
+    // H 32 to 2048 and I 12 to 768 are 64 times each; 64 times the tokens.
+    assert!((weights / 4096.0 - 1.0).abs() < 0.05, "{weights}");
+    assert!(stash > 0.8 * 4096.0 && stash < 4400.0, "{stash}");
+    assert!(real.subtotal_bytes > small.subtotal_bytes);
+}
+
+#[test]
 fn a_follower_that_does_not_fit_stops_and_says_why() {
-    let geometry = Geometry::new("qwen3-30b-a3b", Balancing::Usual, &options(&[])).unwrap();
-    let mut tight = setups(&geometry, 2, Activations::Stash);
-    tight.iter_mut().for_each(|setup| setup.cluster.bytes_per_rank = 1000);
-    let roomy = setups(&geometry, 2, Activations::Stash);
-    let follower = |setups: &[Setup; 3]| Follower::new(by_name("fixed").unwrap(), setups.clone());
+    let world = World::new(2);
+    let roomy = || world.follower(by_name("fixed").unwrap(), Activations::Stash);
+    let tight = || {
+        let mut follower = roomy();
+        follower.setups.iter_mut().for_each(|setup| setup.cluster.bytes_per_rank = 1000);
+        follower
+    };
     let retain: Retain = "1".parse().unwrap();
     let ids = routed(64, 16, TOP_K, 1);
     let counts = pair_counts(&ids, TOP_K, &sources(64, 2), 2, 16, None).unwrap();
@@ -284,7 +368,7 @@ fn a_follower_that_does_not_fit_stops_and_says_why() {
     }
     assert!(plans.followers[1].infeasible.as_ref().unwrap().contains("1000"));
     // A run cannot do without its own driver.
-    let mut driven = LayerPlans::new((0, 2, 9), retain, true, vec![follower(&tight)]);
+    let mut driven = LayerPlans::new((0, 2, 9), retain, true, vec![tight()]);
     assert!(driven.schedule(0, &call).is_err());
 }
 
@@ -304,6 +388,15 @@ fn a_finished_cell_is_taken_as_it_is_and_other_options_are_refused() {
     assert!(refused.to_string().contains("other options") && refused.exit_code() == 2, "{refused}");
     for file in ["targets.svg", "memory.svg", "timeline.json"] {
         assert!(out.join(file).exists(), "{file}");
+    }
+    for (more, says) in [
+        (&["--preset", "glm-4.5-air,glm-4.5-air"][..], "--preset names glm-4.5-air twice"),
+        (&["--batch", "4,4"], "--batch names 4 twice"),
+        (&["--seed", "18446744073709551615", "--seeds", "2"], "--seed is 18446744073709551615"),
+    ] {
+        let all = SMALL.iter().filter(|arg| !["--batch", "4"].contains(arg)).chain(&["--ranks", "4"]).chain(more);
+        let refused = Options::try_parse_from(all).unwrap().checked().unwrap_err().to_string();
+        assert!(refused.contains(says), "{refused}");
     }
     // Stopped before a cell: nothing is lost, and the exit code says so.
     let stopped = super::run(&options(&[&args[..], &["--seed", "2"]].concat()), &corpus, &AtomicBool::new(true));

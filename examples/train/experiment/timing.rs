@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::account;
 use super::cell::{Event, Key, PLANNED, Protocol, Sampled, Timeline};
+use super::geometry::NO_LIMIT;
 use super::loads::Loads;
-use super::runner::NO_LIMIT;
 use super::trained::Trained;
 
 /// Executions of a share of which the least time of each phase counts: what else runs on the machine only ever adds.
@@ -168,7 +168,14 @@ impl Group<'_> {
         for (phase, start_s) in phases {
             for (rank, times) in self.measured.iter().enumerate().filter(|(_, times)| times[phase] > 0.0) {
                 let (name, source) = (phase.name().into(), "measured".into());
-                events.push(Event { rank, name, source, start_s, seconds: times[phase], rows: rows(&shares[rank], phase) });
+                events.push(Event {
+                    rank,
+                    name,
+                    source,
+                    start_s,
+                    seconds: times[phase],
+                    rows: rows(&shares[rank], phase),
+                });
             }
         }
         let (step, layer) = self.at;

@@ -67,12 +67,8 @@ impl Trajectory {
         let Drive { name, select, driven } = drive;
         let mut spec = spec.clone();
         // The layers' own retention is never asked for: every call is planned from outside.
-        spec.options = LayerOptions {
-            select,
-            plan: options.plan_options(),
-            score_floor: options.score_floor,
-            ..spec.options
-        };
+        spec.options =
+            LayerOptions { select, plan: options.plan_options(), score_floor: options.score_floor, ..spec.options };
         let trainer = Trainer::new(options.layers, &spec, &CpuBackend::new(), batch, options.steps)?;
         let names = followed.iter().map(|f| (f.policy.clone(), f.activations)).collect::<Vec<_>>();
         let mut by_layer: Vec<Vec<Follower>> = (0..options.layers).map(|_| Vec::new()).collect();
