@@ -34,6 +34,9 @@ pub(crate) struct Loads {
     /// Of the small model, and of the real one with as many more tokens.
     pub(crate) memory: [Fullest; 2],
     pub(crate) routed: u64,
+    /// Pairs that the policy's own plan retains.
+    pub(crate) quota: u64,
+    /// Pairs that were retained in training: under the plan that drives it.
     pub(crate) retained: u64,
     pub(crate) dropped: u64,
 }
@@ -165,6 +168,7 @@ impl Loads {
             waves,
             memory: [Fullest::of(&plan.memory)?, Fullest::of(&real.memory(plan, moves, &loads[0], selects)?)?],
             routed: moves.ids.iter().filter(|&&e| e != NOWHERE).count() as u64,
+            quota: plan.retained.retained(),
             retained: kept,
             dropped: moves.ids.iter().zip(moves.out).filter(|(e, to)| **e != NOWHERE && **to == NOWHERE).count() as u64,
         })

@@ -60,11 +60,10 @@ impl World {
 
 fn trajectory(policy: &str, ranks: usize, (select, driven): (Selection, bool), options: &Options) -> Trajectory {
     let world = World::new(ranks);
-    let follower = || world.follower(by_name(policy).unwrap(), Activations::Recompute);
-    let followed = Followed {
+    let followed = |activations| Followed {
         policy: policy.into(),
-        activations: Activations::Recompute,
-        followers: (0..options.layers).map(|_| follower()).collect(),
+        activations,
+        followers: (0..options.layers).map(|_| world.follower(by_name(policy).unwrap(), activations)).collect(),
     };
     let spec = MoeSpec {
         layer: 0,
@@ -75,7 +74,8 @@ fn trajectory(policy: &str, ranks: usize, (select, driven): (Selection, bool), o
         adamw: ADAMW,
     };
     let drive = Drive { name: policy.into(), select, driven };
-    let mut run = Trajectory::new(drive, vec![followed], &spec, (ranks, options.batch()), options).unwrap();
+    let modes = [Activations::Recompute, Activations::Stash].map(followed).into();
+    let mut run = Trajectory::new(drive, modes, &spec, (ranks, options.batch()), options).unwrap();
     let corpus = Corpus::embedded().unwrap();
     run.begin(&corpus).unwrap();
     for _ in 0..options.steps {
@@ -102,6 +102,29 @@ fn policies_that_drop_nothing_train_alike_on_any_number_of_ranks() {
     let loads = || dropping.loads[0].iter().flatten();
     assert!(loads().any(|loads| loads.dropped > 0));
     assert!(loads().all(|loads| loads.retained + loads.dropped == loads.routed));
+}
+
+#[test]
+fn what_a_trained_run_retains_obeys_the_plan_of_every_step() {
+    let options = options(&["--retain", "0.4"]);
+    let run = trajectory("lrmoe", 8, (options.select, true), &options);
+    let [driver, follower] = &run.loads[..] else { panic!("two followers") };
+    assert_eq!((driver.len(), follower.len()), (3, 3));
+    for (driver, follower) in driver.iter().flatten().zip(follower.iter().flatten()) {
+        let asked = (0.4 * driver.routed as f64).round() as u64;
+        // Rank capacities may lower the quotas, nothing raises them here.
+        assert!(driver.retained == driver.quota && driver.quota <= asked && driver.quota > asked / 2);
+        assert_eq!((follower.retained, follower.routed), (driver.retained, driver.routed));
+        for loads in [driver, follower] {
+            let sum = |rows: fn(&Share) -> u64| loads.shares().iter().map(rows).sum::<u64>();
+            assert_eq!((sum(Share::forward_rows), sum(Share::backward_rows)), (loads.routed, loads.retained));
+        }
+        let most = lrmoe::plan::rank_capacity(asked, PlanOptions::default().slack, 8);
+        assert!(driver.shares().iter().all(|share| share.backward_rows() <= most));
+        // Where pairs stay, no expert of a rank goes back with more than it had.
+        let stays = |share: &Share| share.forward.iter().zip(&share.backward).all(|(out, back)| back <= out);
+        assert!(follower.shares().iter().all(stays));
+    }
 }
 
 /// Routing in which a few experts are much asked for.
