@@ -204,8 +204,8 @@ impl LayerOptions {
 
 /// What identifies a call, and which tokens take part.
 ///
-/// Selection draws its numbers from (seed, step, call id, layer, expert, global token id): the same values give the
-/// same selection on every backend.
+/// Selection draws its numbers from (seed, step, call id, layer, expert, global token id), or without the token where one draw serves
+/// an expert: the same values give the same selection on every backend.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ForwardContext<'a> {
     /// Seed of the run.

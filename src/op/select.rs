@@ -4,8 +4,8 @@ use super::router::Routed;
 use super::{Arena, Rows};
 use crate::backend::Backend;
 use crate::kernel::{
-    DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, GatherRows, Metric, RowKeys, RowNorms, SELECT_STATS, Score, Select,
-    SelectRule,
+    DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, GatherRows, Metric, RowKeys, RowNorms, SELECT_STATS, Score,
+    Select, SelectRule,
 };
 use crate::memory::Category;
 use crate::rng::PairStream;

@@ -94,3 +94,118 @@ pub(super) fn draw(
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Philox;
+
+    /// Candidates of these scores: row i is slot 0 of token i.
+    fn candidates(scores: &[f32]) -> Vec<Candidate> {
+        scores.iter().enumerate().map(|(i, score)| (Reverse(score.to_bits()), i as u64, 0, i)).collect()
+    }
+
+    /// Scores over six octaves, some of them equal.
+    fn scores(rng: &mut Philox, len: usize) -> Vec<f32> {
+        (0..len).map(|i| if i % 5 == 0 { 1.0 } else { (2.0 * rng.normal()).exp2() as f32 }).collect()
+    }
+
+    #[test]
+    fn sizes_are_the_rounded_ratio() {
+        let unit = |m: f32, top: f32| size(m.to_bits(), top.to_bits());
+        assert_eq!(unit(3.0, 3.0), 1 << 40);
+        assert_eq!(unit(f32::from_bits(1), f32::from_bits(1)), 1 << 40);
+        assert_eq!(unit(f32::from_bits(1), f32::from_bits(3)), ((1u128 << 41) + 3) / 6);
+        assert_eq!(unit(1.0, (1u64 << 40) as f32), 1);
+        assert_eq!(unit(1.5, (1u64 << 40) as f32), 2, "halves are rounded up");
+        assert_eq!(unit(f32::from_bits(1), f32::MAX), 1);
+        assert_eq!(unit(2f32.powi(-60), 1.0), 1);
+        let mut rng = Philox::new(1, 0);
+        for _ in 0..10_000 {
+            let (a, b) = (rng.uniform(), rng.uniform() * (8.0 * rng.normal()).exp2() as f32);
+            let (m, top) = (a.min(b), a.max(b));
+            let exact = f64::from(m) / f64::from(top) * (1u64 << 40) as f64;
+            assert!((unit(m, top) as f64 - exact.max(1.0)).abs() <= 0.5001, "{m} of {top}");
+        }
+    }
+
+    #[test]
+    fn offsets_do_not_overflow() {
+        for (random, sum) in [(0, 5), (u64::MAX, 5), (1 << 63, 7), (0x1234_5678_9abc_def0, 987_654_321_987)] {
+            assert_eq!(offset(random, sum), u128::from(random) * sum >> 64);
+        }
+        let large = 3u128 << 70;
+        assert_eq!(offset(1 << 63, large), large / 2);
+        assert_eq!(offset(1 << 62, large), large / 4);
+        assert!(offset(u64::MAX, large) < large);
+    }
+
+    /// Every pair is retained with probability 1 / weight, by an even grid of draws: the draws that retain a pair are one interval of the
+    /// circle, so a grid of N is off by at most 2 / N.
+    #[test]
+    fn inclusion_probabilities_are_exact() {
+        const GRID: u64 = 1 << 12;
+        let mut rng = Philox::new(2, 0);
+        for quota in [1, 2, 7, 20, 39] {
+            let scores = scores(&mut rng, 40);
+            let keys: Vec<u32> = (0..40).map(|_| rng.next_u32() % 4).collect();
+            let (mut times, mut weights) = ([0u64; 40], [0.0f32; 40]);
+            for i in 0..GRID {
+                let rows = draw(candidates(&scores), quota, |row| keys[row], i * (u64::MAX / GRID + 1));
+                assert_eq!(rows.len(), quota);
+                for (row, weight) in rows {
+                    assert!(times[row] == 0 || weights[row] == weight, "a weight does not depend on the draw");
+                    (times[row], weights[row]) = (times[row] + 1, weight);
+                }
+            }
+            // Proportional to the score below 1, by one factor for all.
+            let drawn = weights.iter().zip(&scores).find(|(weight, _)| **weight > 1.0);
+            let tau = drawn.map(|(weight, score)| f64::from(weight * score)).unwrap();
+            for ((times, weight), score) in times.into_iter().zip(weights).zip(&scores) {
+                let (chance, want) = (times as f64 / GRID as f64, (f64::from(*score) / tau).min(1.0));
+                assert!((chance - want).abs() <= 2.0 / GRID as f64 + 1e-6, "{chance} of a score {score} below {tau}");
+                assert!(times == 0 || (f64::from(weight) * want - 1.0).abs() < 1e-6, "weight {weight}, chance {want}");
+            }
+        }
+    }
+
+    /// Certain pairs aside, a retained pair stands for the same share of the score: the estimate of its sum has no variance.
+    #[test]
+    fn the_sum_of_scores_is_exact() {
+        let mut rng = Philox::new(3, 0);
+        for seed in 0..200u64 {
+            let scores = scores(&mut rng, 60);
+            let rows = draw(candidates(&scores), 13, |row| row as u32 % 3, seed << 55);
+            let estimate: f64 = rows.iter().map(|&(row, w)| f64::from(w) * f64::from(scores[row])).sum();
+            let truth: f64 = scores.iter().copied().map(f64::from).sum();
+            assert!((estimate / truth - 1.0).abs() < 1e-6, "{estimate} {truth}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_input_does_not_matter() {
+        let mut rng = Philox::new(4, 0);
+        let mut scores = scores(&mut rng, 50);
+        for infinite in [0, 3, 12, 50] {
+            scores[..infinite].fill(f32::INFINITY);
+            let draw = |candidates| {
+                let mut rows = draw(candidates, 12, |row| row as u32 % 4, 0x89ab_cdef_0123_4567);
+                rows.sort_unstable_by_key(|&(row, _)| row);
+                rows
+            };
+            let want = draw(candidates(&scores));
+            for _ in 0..20 {
+                let mut shuffled = candidates(&scores);
+                (1..50).rev().for_each(|i| shuffled.swap(i, rng.next_u32() as usize % (i + 1)));
+                assert_eq!(draw(shuffled), want);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_scores_give_every_qth_of_the_list() {
+        let rows = draw(candidates(&[0.7; 12]), 4, |row| 11 - row as u32, 1 << 62);
+        // The marks stand a quarter of a step in, counted from the end of a list of falling keys.
+        assert_eq!(rows, [(9, 3.0), (6, 3.0), (3, 3.0), (0, 3.0)]);
+    }
+}
