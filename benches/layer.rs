@@ -76,7 +76,7 @@ fn main() -> Result<()> {
     println!("mode       forward ms  backward ms at 1  at 0.5  ratio");
     for activations in [Activations::Stash, Activations::Recompute] {
         let mut full = Side::new(&backend, Selection::All, 1.0, activations)?;
-        let mut half = Side::new(&backend, Selection::Unbiased, 0.5, activations)?;
+        let mut half = Side::new(&backend, LayerOptions::default().select, 0.5, activations)?;
         for _ in 0..ROUNDS {
             full.round(&x, &dy)?;
             half.round(&x, &dy)?;

@@ -10,7 +10,8 @@
 //! The forward pass computes every routed token-expert *pair*. While it runs, a planner sets *retention quotas*: how many
 //! pairs each expert will back-propagate. In the backward pass a *load recalibration metric* scores each pair's
 //! contribution to its expert's update, pairs are selected within the quotas (by default unbiased: a retained pair is
-//! weighted by the inverse of its chance), and only those are computed, in grouped GEMMs of variable size.
+//! weighted by the inverse of its chance, and pairs of similar upstream gradients share the chances evenly, by [systematic
+//! sampling](kernel::SelectRule)), and only those are computed, in grouped GEMMs of variable size.
 //!
 //! # Where things are
 //!

@@ -52,7 +52,7 @@ pub struct PairKey {
     pub layer: u32,
 }
 
-/// The random stream of one [`PairKey`]: one uniform per (expert, global token id).
+/// The random stream of one [`PairKey`]: one uniform per (expert, global token id), and 64 bits per expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairStream {
     key: [u32; 2],
@@ -81,6 +81,14 @@ impl PairStream {
     pub fn uniform(&self, expert: u32, token_id: u64) -> f32 {
         let [token_high, token_low] = halves(token_id);
         unit_interval(philox4x32([token_low, token_high, expert, 0], self.key)[0])
+    }
+
+    /// 64 random bits of one expert, in a domain apart from those of its tokens: the first two words of Philox with counter
+    /// (0, 0, expert, 1), the first the upper half.
+    #[must_use]
+    pub fn expert_bits(&self, expert: u32) -> u64 {
+        let [high, low, ..] = philox4x32([0, 0, expert, 1], self.key);
+        u64::from(high) << 32 | u64::from(low)
     }
 }
 
@@ -210,6 +218,20 @@ mod tests {
         let expected = (f64::from(word >> 8) + 1.0) / 16_777_216.0;
         assert_eq!(f64::from(pair_uniform(&KEY, 77, 0xaaaa_bbbb_dddd_eeee)), expected);
         assert_eq!(PairStream::new(&KEY).key(), [stream[0], stream[1]]);
+        let words = philox4x32([0, 0, 77, 1], [stream[0], stream[1]]);
+        assert_eq!(PairStream::new(&KEY).expert_bits(77), u64::from(words[0]) * (1 << 32) + u64::from(words[1]));
+    }
+
+    /// Mean and chi-square over 64 cells of the upper bits, five sigma.
+    #[test]
+    fn expert_bits_are_uniform() {
+        let draws: Vec<u64> = (0..1 << 16).map(|e| PairStream::new(&KEY).expert_bits(e)).collect();
+        for shift in [58, 26, 0] {
+            let mut cells = [0_u32; 64];
+            draws.iter().for_each(|bits| cells[(bits >> shift & 63) as usize] += 1);
+            let chi2: f64 = cells.iter().map(|&c| (f64::from(c) - 1024.0).powi(2) / 1024.0).sum();
+            assert!((chi2 - 63.0).abs() < 5.0 * 126f64.sqrt(), "bits from {shift}: chi-square {chi2}");
+        }
     }
 
     /// Every field, and both halves of the long ones, must matter.

@@ -22,6 +22,8 @@ mod devices;
 mod gate_backward;
 #[path = "conformance/gemm.rs"]
 mod gemm;
+#[path = "conformance/keys.rs"]
+mod keys;
 #[path = "conformance/optim.rs"]
 mod optim;
 #[path = "conformance/router.rs"]
@@ -57,6 +59,7 @@ fn main() -> std::process::ExitCode {
         router_sums::cases(),
         rows::cases(),
         rows_refused::cases(),
+        keys::cases(),
         score::cases(),
         select::cases(),
         optim::cases(),

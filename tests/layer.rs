@@ -34,6 +34,8 @@ mod sample;
 mod schedule;
 #[path = "layer/selection.rs"]
 mod selection;
+#[path = "layer/systematic.rs"]
+mod systematic;
 #[path = "layer/training.rs"]
 mod training;
 #[path = "layer/unbiased.rs"]
@@ -82,6 +84,7 @@ fn on_device<B: Backend>(device: Device<B>) -> Vec<Trial> {
     [
         gradients::trials(device),
         unbiased::trials(device),
+        systematic::trials(device),
         selection::trials(device),
         forward::trials(device),
         demand::trials(device),

@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FRACTION|noise:THETA", default_value = "0.5")]
     pub(crate) retain: Retain,
     /// How the LRMoE run picks pairs in its quotas; mixed takes the share F by score, the rest unbiased
-    #[arg(long, value_name = "unbiased|topq|mixed:F|all", default_value_t = LayerOptions::default().select)]
+    #[arg(long, value_name = "systematic|unbiased|topq|mixed:F|all", default_value_t = LayerOptions::default().select)]
     pub(crate) select: Selection,
     /// How quotas follow the scores: 1 gives the least total variance, 0 the most even load
     #[arg(long, default_value_t = PlanOptions::default().alpha, value_parser = unit_interval)]
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn values_and_defaults() {
         let o = parse(&[]).unwrap();
-        assert_eq!((o.retention(), o.select, o.target_loss), (Retention::Fraction(0.5), Selection::Unbiased, None));
+        assert_eq!((o.retention(), o.select, o.target_loss), (Retention::Fraction(0.5), Selection::Systematic, None));
         assert!(o.checked().is_ok());
         let o = parse(&["--retain", "noise:0.3", "--select", "mixed:0.25", "--corpus", "a", "b", "--target-loss", "2"])
             .unwrap();

@@ -199,6 +199,7 @@ registry! {
     GatherRows = "gather_rows",
     Combine = "combine",
     RowNorms = "row_norms",
+    RowKeys = "row_keys",
     RowDots = "row_dots",
     Cast = "cast",
     Score = "score",

@@ -104,6 +104,44 @@ kernel! {
     }
 }
 
+/// Projections of a row in [`RowKeys`]: keys are below 2 to this power.
+pub const ROW_KEY_BITS: usize = 8;
+
+kernel! {
+    /// A key below 256 of each row, such that rows of similar direction tend to have equal or neighbouring keys.
+    ///
+    /// Bit i of 8 is set where `sum_c s_i(c) x[row, c] > 0`: sign random projections (M. Charikar, "Similarity estimation techniques
+    /// from rounding algorithms", STOC 2002), so two rows differ in a bit with a chance of their angle over pi. The sign `s_i(c)` is +1
+    /// where bit i of `hash(c)` is set and -1 elsewhere; `hash`, on 32-bit integers that wrap:
+    ///
+    /// ```text
+    /// v = c + 0x9E3779B9
+    /// v = (v ^ (v >> 16)) * 0x85EBCA6B
+    /// v = (v ^ (v >> 13)) * 0xC2B2AE35
+    /// hash(c) = v ^ (v >> 16)
+    /// ```
+    ///
+    /// The key is the rank of the bits, bit 0 the most significant, in reflected binary Gray order: neighbours in rank differ in one bit.
+    /// Sums are f32, columns ascending. Where one of a row's eight is not finite they are taken again of `2^-64 x`, so no finite row
+    /// overflows. An infinity makes its sums infinite; a sum that is NaN sets no bit, and neither does one that is 0.
+    RowKeys {
+        params {
+            /// R.
+            rows: usize,
+            /// Columns.
+            cols: usize,
+        }
+        read {
+            /// Any float type, `[R, cols]`.
+            x: Buf,
+        }
+        write {
+            /// u32 `[R]`, below 256.
+            key: Buf,
+        }
+    }
+}
+
 kernel! {
     /// `dot[i] = <a[i / a_div], b[b_index[i]]>`, 0 where the index is [`NONE`](super::NONE).
     RowDots {

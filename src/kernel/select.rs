@@ -18,11 +18,39 @@ pub enum Metric {
 }
 
 /// Which pairs of an expert are retained within its quota.
+///
+/// # Systematic sampling
+///
+/// Systematic sampling with probability proportional to size from an ordered list (W. G. Madow, "On the theory of systematic
+/// sampling, II", Annals of Mathematical Statistics 20(3), 1949): evenly spaced marks on the line of all sizes, laid end to end. Every
+/// stretch of the list is retained in proportion, so where neighbours in the list have similar gradients the errors of dropped and
+/// weighted pairs cancel (*implicit stratification*). The list is ordered by key, global token id and slot.
+///
+/// - Infinite scores come first, with weight 1. If they fill the quota, the first in the order of choice are all there is.
+/// - A finite score m has the size `s = max(1, round(2^40 m / m_max))`, halves rounded up, `m_max` the expert's largest finite score. From
+///   here on everything is integer, so the result depends on keys, scores and the draw alone.
+/// - `q` slots are left for sizes that sum to `S`. The largest size is certain while `s q >= S`: it has weight 1 and takes a slot and its
+///   size with it. Equal sizes go the same way.
+/// - Any other pair has inclusion probability `q s / S < 1` and weight `S / (q s)`. With `C` the running sum of sizes and `U` uniform in
+///   `0..S`, it is retained where `floor((C q + U) / S)` grows from before the pair to behind it: exactly q times. `U` is
+///   [`PairStream::expert_bits`](crate::rng::PairStream::expert_bits)` * S / 2^64`, rounded down.
+///
+/// One draw serves a whole expert, so an estimate is unbiased at any quota of 1 or more, and its variance finite: with one slot a pair
+/// has probability `s / S`. What there is not is an estimate of that variance from the sample.
+///
+/// Over ranks: an all-reduced maximum gives `m_max`. Sizes grow with the bits of the score, so four rounds of all-reduced counts and
+/// sums of 256 score ranges an expert find the certain ones: a range is certain as a whole where its lower bound has a size s with
+/// `s q >= S`, q and S as it and the ranges above leave them; the highest range where this fails is the next round's. Sizes of the rest are summed by expert and key on every rank, and an exclusive scan of
+/// these 256 sums an expert over ranks says at which C a rank enters each key. Ranks hold ascending token ids, so the order within a key
+/// is that of one rank, and so is the retained set.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SelectRule {
     /// The highest scores, weight 1.
     TopQ,
+    /// Systematic sampling in proportion to the score, along [`Select::order`]: unbiased, and less noisy than priority sampling
+    /// where keys bring similar gradients together.
+    Systematic,
     /// Priority sampling: highest `score / u`, weight `max(1, tau / score)`.
     Unbiased,
     /// The highest `certain * quota` scores with weight 1, priority sampling for the rest: at least two slots of it, for with
@@ -109,7 +137,7 @@ kernel! {
 kernel! {
     /// Selection within the quotas and compaction of the result, in forward row order.
     ///
-    /// Order of choice: key bits falling, global token id, slot. Exactly `min(quota, eligible)` pairs of each expert.
+    /// Order of choice: bits of the score or priority falling, global token id, slot. Exactly `min(quota, eligible)` pairs of each expert.
     Select {
         params {
             /// R.
@@ -144,6 +172,8 @@ kernel! {
             weights: Buf,
             /// u32 `[T, 2]`: global token ids, low word first.
             token_ids: Option<Buf>,
+            /// u32 `[T]`: keys of the tokens, for [`SelectRule::Systematic`]; [`RowKeys`](super::RowKeys) of the upstream gradient, or any.
+            order: Option<Buf>,
         }
         write {
             /// u32 `[E + 1]`: offsets of the retained rows.

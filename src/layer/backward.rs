@@ -124,6 +124,7 @@ impl<B: Backend> MoeLayer<B> {
             let kept = select::keep_all(rec, arena, &rows, sizes.experts, &saved.routed)?;
             return Ok((Some(scored), kept));
         }
+        let order = select::order(rec, arena, rule, (sizes.tokens, sizes.hidden), dy.buffer())?;
         let choice = Choice {
             experts: sizes.experts,
             tokens: sizes.tokens,
@@ -133,6 +134,7 @@ impl<B: Backend> MoeLayer<B> {
             stream: saved.stream,
             first_token: saved.first_token,
             token_ids: saved.token_ids.clone(),
+            order,
             quotas: arena.upload_u32("quotas", saved.plan.quotas.clone(), Category::Scratch)?,
             capacity: saved.plan.quotas.iter().map(|&q| q as usize).sum(),
         };

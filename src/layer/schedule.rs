@@ -108,7 +108,8 @@ impl<B: Backend> MoeLayer<B> {
     /// through their normalisation, and the router losses and [`SavedForward::counts`], take all routed pairs into account.
     ///
     /// Quotas are taken as they come. Under [`Selection::Unbiased`] and [`Selection::Mixed`] an expert with more pairs needs 2 at least:
-    /// with 1 the variance of its gradient is infinite, with 0 there is no gradient and the estimate is biased.
+    /// with 1 the variance of its gradient is infinite. [`Selection::Systematic`] needs 1. With 0 there is no gradient and the estimate is
+    /// biased.
     ///
     /// # Errors
     /// As [`MoeLayer::forward`], what `schedule` returns, and for a schedule that does not fit the call [`Error::Shape`] or

@@ -35,7 +35,8 @@ pub struct ScoreStatistics {
     /// Share of the summed finite score that was retained, 0 to 1; 1 where there was nothing to retain.
     pub kept_score_mass: f64,
     /// Added noise `sum_e V_e / sum_p m_p^2` of priority sampling at these retained counts, see [`crate::plan`]: the batch acts
-    /// as if 1 + eta times smaller. For [`crate::Selection::TopQ`], whose error is a bias, it only describes the quotas.
+    /// as if 1 + eta times smaller. [`crate::Selection::Systematic`] adds less where gradients are alike, so there it is an
+    /// over-estimate. For [`crate::Selection::TopQ`], whose error is a bias, it only describes the quotas.
     pub eta: f64,
     /// `(sum w)^2 / sum w^2` over retained pairs.
     pub effective_sample_size: f64,

@@ -4,8 +4,8 @@ use super::router::Routed;
 use super::{Arena, Rows};
 use crate::backend::Backend;
 use crate::kernel::{
-    DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, GatherRows, Metric, RowNorms, SELECT_STATS, Score, Select,
-    SelectRule,
+    DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, GatherRows, Metric, RowKeys, RowNorms, SELECT_STATS, Score,
+    Select, SelectRule,
 };
 use crate::memory::Category;
 use crate::rng::PairStream;
@@ -135,6 +135,22 @@ pub(crate) fn score<B: Backend>(
     Ok(scored)
 }
 
+/// Keys of the tokens' upstream gradients `dy [T, H]`, where the rule orders pairs by them.
+pub(crate) fn order<B: Backend>(
+    rec: &mut Recording<B::Buffer>,
+    arena: Arena<'_, B>,
+    rule: SelectRule,
+    (tokens, hidden): (usize, usize),
+    dy: &B::Buffer,
+) -> Result<Option<B::Buffer>> {
+    if rule != SelectRule::Systematic {
+        return Ok(None);
+    }
+    let key = arena.u32("d_key", &[tokens], Category::Scratch)?;
+    rec.dispatch(RowKeys { rows: tokens, cols: hidden, x: dy.clone(), key: key.clone() })?;
+    Ok(Some(key))
+}
+
 /// How pairs are chosen.
 #[derive(Debug)]
 pub(crate) struct Choice<Buf> {
@@ -146,6 +162,8 @@ pub(crate) struct Choice<Buf> {
     pub(crate) stream: PairStream,
     pub(crate) first_token: u64,
     pub(crate) token_ids: Option<Buf>,
+    /// As [`order`] gives it for the rule.
+    pub(crate) order: Option<Buf>,
     pub(crate) quotas: Buf,
     /// Sum of the quotas.
     pub(crate) capacity: usize,
@@ -184,6 +202,7 @@ pub(crate) fn select<B: Backend>(
         offsets: routed.offsets.clone(),
         weights: routed.weights.clone(),
         token_ids: choice.token_ids,
+        order: choice.order,
         kept_offsets: offsets.clone(),
         row: row.clone(),
         pair: pair.clone(),

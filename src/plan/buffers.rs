@@ -17,13 +17,14 @@ const SCORE_SUMS: u64 = 3;
 const SCORE_COUNTS: u64 = 2;
 const SELECT_STATS: u64 = 5;
 const SQUARES_BLOCK: u64 = 4096;
-/// Counters an expert for one round of the radix selection over ranks, ALGORITHM section 3.2.
+/// Counters, and sums, an expert for one round of the radix selection over ranks, see [`SelectRule`](crate::kernel::SelectRule).
 const RADIX: u64 = 256;
 /// Gradients and fresh weights cross between ranks in pieces of at most so many elements.
 const PIECE: u64 = 1 << 22;
 
 const F32: u64 = 4;
 const U32: u64 = 4;
+const U64: u64 = 8;
 
 /// When a buffer is live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -131,6 +132,7 @@ pub(super) struct Shape {
     activations: Activations,
     router_gradient: RouterGradient,
     pub(super) scores: bool,
+    pub(super) ordered: bool,
     pub(super) full_metric: bool,
     pub(super) router_losses: bool,
     pub(super) masked: bool,
@@ -158,6 +160,7 @@ impl Shape {
             activations,
             router_gradient: setup.router_gradient,
             scores: setup.options.retention != super::Retention::Fraction(1.0),
+            ordered: true,
             full_metric: false,
             router_losses: config.router_aux_loss_coef > 0.0,
             masked: false,
@@ -344,6 +347,9 @@ impl Shape {
             }
         }
         if load.drops {
+            if self.ordered {
+                scratch("d_key", &[load.tokens, U32]);
+            }
             scratch("quotas", &[experts, U32]);
             scratch("kept_offsets", &[experts + 1, U32]);
             for name in ["kept_row", "kept_pair", "kept_weight", "kept_scale"] {
@@ -398,6 +404,10 @@ impl Shape {
         let (hidden, element) = (self.hidden, self.element);
         if self.scores || load.drops {
             add("key_counts", &[self.experts, RADIX, U32]);
+            // Later the sums by key, of the same size.
+            if self.ordered {
+                add("key_sums", &[self.experts, RADIX, U64]);
+            }
             add("retained_of_ranks", &[self.ranks, self.experts, U32]);
         }
         add("wave.offsets", &[self.experts + 1, U32]);

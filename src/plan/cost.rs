@@ -12,7 +12,7 @@
 //!   rank that computes a share `p` of all pairs is expected to need `n (1 - (1 - p)^k)`. Each rank moves its rows at the
 //!   intra-node rate; the ranks of a node pool their inter-node rates; the slower of the two counts. Forward sends rows and gets
 //!   rows back, one a pair where their outputs are kept apart; backward sends gradients (and tokens again where a and b are computed
-//!   again) and gets gradients back. Selecting pairs takes some all-reduced counters more. Where the routing of every token is known,
+//!   again) and gets gradients back. Selecting pairs takes some all-reduced counters and a scan more. Where the routing of every token is known,
 //!   [`ExchangeRows`](super::ExchangeRows) counts these rows.
 //! - **Optimizer exchange**: gradients of instances to the owner, weights of the next placement from it, f32 and compute
 //!   type. `Sharded` spreads each expert evenly over all ranks; `Home` moves whole experts, but nothing for a copy at home.
@@ -28,10 +28,14 @@ use super::route::Traffic;
 use super::setup::Setup;
 use crate::{Error, Result};
 
-/// Rounds of all-reduced counters in which the retained pairs are found, ALGORITHM section 3.2.
+/// Rounds of all-reduced counters in which the certain pairs are found, see [`SelectRule`](crate::kernel::SelectRule).
 const SELECT_ROUNDS: f64 = 4.0;
-/// Counters an expert in each of them.
-const SELECT_COUNTERS: f64 = 256.0;
+/// Score ranges an expert in each of them, and keys of the scan that follows.
+const SELECT_RANGES: f64 = 256.0;
+/// Bytes of a range: how many pairs, and the sum of their sizes.
+const RANGE_BYTES: f64 = 12.0;
+/// Bytes of a key's sum of sizes.
+const KEY_BYTES: f64 = 8.0;
 
 /// f32 values that kernels between the GEMMs read and write for a pair in forward, besides its row: as a multiple of I.
 pub(crate) const FORWARD_WIDTHS: f64 = 6.0;
@@ -326,17 +330,19 @@ impl<'a> CostModel<'a> {
         Moved { seconds, bytes: total, inter_node_bytes: total * (crossing as f64 / moving as f64) }
     }
 
-    /// Collectives of selection, ALGORITHM section 3.2: score sums for the floors, counters that find the retained pairs, ties, demand of
-    /// the next plan, and the retained counts of all ranks.
+    /// Collectives of selection: score sums for the floors, counts and sums that find the certain pairs, a scan of the sums by key, ties,
+    /// demand of the next plan, and the retained counts of all ranks.
     fn selection(&self) -> f64 {
         let Some(link) = links::widest(&self.setup.cluster) else { return 0.0 };
         let experts = self.setup.config.num_experts as f64;
-        // Floors take a sum and a count an expert, ties a count, demand its histogram and two sums.
-        let reduced = experts * (SELECT_ROUNDS * SELECT_COUNTERS * 4.0 + 12.0 + 4.0 + (BINS as f64 + 2.0) * 8.0);
+        // Floors take a sum and a count an expert, ties of infinite scores a count, demand its histogram and two sums.
+        let rounds = SELECT_ROUNDS * SELECT_RANGES * RANGE_BYTES;
+        let reduced = experts * (rounds + 12.0 + 4.0 + (BINS as f64 + 2.0) * 8.0);
+        let scanned = experts * SELECT_RANGES * KEY_BYTES;
         let gathered = experts * 4.0 * self.setup.cluster.ranks as f64;
-        // A ring passes what it reduces twice.
-        let bytes = (2.0 * reduced + gathered) * self.setup.counter_scale;
-        (SELECT_ROUNDS + 4.0) * link.latency_s + bytes / link.bytes_per_s
+        // A ring passes what it reduces twice, and what it scans once.
+        let bytes = (2.0 * reduced + scanned + gathered) * self.setup.counter_scale;
+        (SELECT_ROUNDS + 5.0) * link.latency_s + bytes / link.bytes_per_s
     }
 
     fn optimizer(&self, placements: [&Placement; 3]) -> Moved {

@@ -209,3 +209,16 @@ fn published_model_moves_what_was_worked_out() {
     let (shards, tokens) = (times.optimizer_bytes / 8.0 / GIB, times.exchange_bytes / 8.0 / GIB);
     assert!((shards - 1.35).abs() < 0.01 && (tokens - 1.15).abs() < 0.01, "{shards} {tokens}");
 }
+
+/// One expert on two ranks: four rounds of 256 counts and sums and the per-expert figures go round twice, the scan once, and every rank's
+/// count comes; at 256 bytes a second and 1/8 second for each of nine collectives.
+#[test]
+fn selection_by_hand() {
+    let mut setup = setup(1, 2, 2);
+    let bytes = 2.0 * (4.0 * 256.0 * 12.0 + 16.0 + 66.0 * 8.0) + 256.0 * 8.0 + 2.0 * 4.0;
+    close(selection_exchange(&setup).unwrap(), bytes / 256.0);
+    setup.cluster.intra.latency_s = 0.125;
+    close(selection_exchange(&setup).unwrap(), bytes / 256.0 + 9.0 * 0.125);
+    setup.cluster = setup.cluster.with_ranks(1, 1);
+    assert_eq!(selection_exchange(&setup).unwrap(), 0.0);
+}

@@ -169,6 +169,20 @@ fn shards_and_homes() {
     }
 }
 
+/// Without an order there are no keys, and no sums beside the counters.
+#[test]
+fn selections_without_order_need_less() {
+    let load = RankLoad { drops: true, ..RankLoad::alone(8, 2, 500, 700) };
+    for (ranks, sums) in [(1, 0), (4, 8 * 256 * 8)] {
+        let setup = small(ranks, 1 << 30);
+        let bytes = |ordered| -> u64 {
+            let model = model(&setup, (Ownership::Home, Activations::Stash)).ordered(ordered);
+            model.buffers(&load, 100).unwrap().iter().map(|b| b.bytes).sum()
+        };
+        assert_eq!(bytes(true), bytes(false) + 4 * 500 + sums);
+    }
+}
+
 /// The exchange of one wave, added up by hand: H 32, bf16 rows both ways.
 #[test]
 fn exchange_of_a_wave() {
@@ -188,7 +202,7 @@ fn exchange_of_a_wave() {
         let some = buffers.iter().filter(|b| b.span == span && b.category == Category::Exchange);
         some.map(|b| b.bytes).sum()
     };
-    let (row, counts, keys) = (32 * 2, 4 * 8 * 4, 8 * 256 * 4);
+    let (row, counts, keys) = (32 * 2, 4 * 8 * 4, 8 * 256 * (4 + 8));
     for activations in Activations::ALL {
         let stash = activations == Activations::Stash;
         for wave in [64_u64, 400, 800, 5000] {

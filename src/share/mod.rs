@@ -11,6 +11,7 @@
 //!   quotas of selection), so its time depends on sizes and indices alone.
 //! - Rows of one expert ascend by token, and the rows of a token are spread over experts, as after a real permutation. Which
 //!   token goes where is drawn anew, from the seed, in every run.
+//! - Pairs are selected as [`crate::LayerOptions`] do by default, or by [`ShareRunner::with_selection`].
 //! - The router gradient is the estimated one ([`crate::RouterGradient::Estimated`]), the metric
 //!   [`crate::kernel::Metric::Product`]; router losses and token masks take no part.
 //!
@@ -123,7 +124,7 @@ pub enum Phase {
     Forward,
     /// Both passes: rows into one row per token at the destination, and returned rows into y and dx at the source.
     Combine,
-    /// Source: norms, the load recalibration metric, demand.
+    /// Source: norms, the load recalibration metric, demand, and keys where selection goes by them.
     Score,
     /// Source: selection within the quotas.
     Select,

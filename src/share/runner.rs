@@ -4,20 +4,40 @@ use super::data::Data;
 use super::source::Source;
 use super::timed::Timed;
 use super::{PhaseTimes, Share, destination};
-use crate::Result;
 use crate::backend::Backend;
 use crate::config::MoeConfig;
-use crate::kernel::GateRule;
+use crate::kernel::{GateRule, SelectRule};
+use crate::layer::{LayerOptions, Selection};
 use crate::memory::Category;
 use crate::op::Arena;
 use crate::op::router::Sizes;
 use crate::rng::Philox;
+use crate::{Error, Result};
+
+/// How pairs are scored and chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Selecting {
+    pub(super) rule: SelectRule,
+    pub(super) score_floor: f32,
+}
+
+impl Selecting {
+    fn new(select: Selection, score_floor: f32) -> Result<Self> {
+        LayerOptions { select, score_floor, ..LayerOptions::default() }.validate()?;
+        let Some(rule) = select.rule() else {
+            let allowed = "a selection within quotas; a share that keeps all pairs says so with `selects`";
+            return Err(Error::argument("select", select, allowed));
+        };
+        Ok(Self { rule, score_floor })
+    }
+}
 
 /// What every stage of one run looks at.
 #[derive(Debug)]
 pub(super) struct Context<'a, B: Backend> {
     pub(super) arena: Arena<'a, B>,
     pub(super) config: &'a MoeConfig,
+    pub(super) selection: Selecting,
     pub(super) share: &'a Share,
     pub(super) data: &'a Data<B>,
 }
@@ -74,20 +94,34 @@ impl<B: Backend> Context<'_, B> {
 pub struct ShareRunner<B: Backend> {
     backend: B,
     config: MoeConfig,
+    selection: Selecting,
     pub(super) data: Data<B>,
     seed: u64,
     runs: u64,
 }
 
 impl<B: Backend> ShareRunner<B> {
-    /// A runner without resident experts; the first [`ShareRunner::run`] makes them. `seed` gives values and indices.
+    /// A runner without resident experts; the first [`ShareRunner::run`] makes them. `seed` gives values and indices. Shares that select
+    /// do so as [`LayerOptions::default`] does.
     ///
     /// # Errors
     /// [`crate::Error::Config`], [`crate::Error::Overflow`], [`crate::Error::OutOfMemory`].
     pub fn new(backend: &B, config: &MoeConfig, seed: u64) -> Result<Self> {
         config.validate()?;
+        let LayerOptions { select, score_floor, .. } = LayerOptions::default();
+        let selection = Selecting::new(select, score_floor)?;
         let data = Data::new(backend, config, seed)?;
-        Ok(Self { backend: backend.clone(), config: config.clone(), data, seed, runs: 0 })
+        Ok(Self { backend: backend.clone(), config: config.clone(), selection, data, seed, runs: 0 })
+    }
+
+    /// The same runner, whose shares select by these two options of [`LayerOptions`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Argument`] for values that a layer refuses, and for [`Selection::All`], which selects nothing: that is what
+    /// [`Share::selects`] says.
+    pub fn with_selection(mut self, select: Selection, score_floor: f32) -> Result<Self> {
+        self.selection = Selecting::new(select, score_floor)?;
+        Ok(self)
     }
 
     /// Runs every phase of `share` once, alone on the backend, and returns their times. Blocks.
@@ -104,7 +138,7 @@ impl<B: Backend> ShareRunner<B> {
         self.runs += 1;
         let mut rng = Philox::new(self.seed, self.runs);
         let arena = Arena { backend: &self.backend };
-        let context = Context { arena, config: &self.config, share, data: &self.data };
+        let context = Context { arena, config: &self.config, selection: self.selection, share, data: &self.data };
 
         // As in the layer, the counts come back to the host before anything else is recorded: quotas depend on them.
         let mut times = PhaseTimes::default();

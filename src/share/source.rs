@@ -6,8 +6,7 @@ use super::runner::Context;
 use super::timed::Timed;
 use crate::Result;
 use crate::backend::Backend;
-use crate::kernel::{GatherRows, Metric, RowDots, SUM_SQUARES_BLOCK, SelectRule, SumSquares};
-use crate::layer::LayerOptions;
+use crate::kernel::{GatherRows, Metric, RowDots, SUM_SQUARES_BLOCK, SumSquares};
 use crate::memory::Category;
 use crate::op::Rows;
 use crate::op::expert::{Sum, combine};
@@ -185,12 +184,14 @@ impl<'a, B: Backend> Source<'a, B> {
             experts: sizes.experts,
             top_k: sizes.top_k,
             metric: Metric::Product,
-            floor: LayerOptions::default().score_floor,
+            floor: context.selection.score_floor,
             dy: self.d,
             h_norm: &h_norm,
             full: None,
         };
         let scored = select::score(&mut timed.rec, arena, &self.pairs, &self.routed, scoring)?;
+        let rule = context.selection.rule;
+        let order = select::order(&mut timed.rec, arena, rule, (sizes.tokens, sizes.hidden), self.d)?;
         timed.mark(Phase::Score);
         let counts = arena.backend.read_blocking(&self.routed.counts)?.into_u32()?;
         let capacity = context.share.retained;
@@ -198,11 +199,12 @@ impl<'a, B: Backend> Source<'a, B> {
             experts: sizes.experts,
             tokens: sizes.tokens,
             top_k: sizes.top_k,
-            rule: SelectRule::Unbiased,
+            rule,
             weight_cap: f32::INFINITY,
             stream: PairStream::new(&PairKey { seed: 0, step: 0, call_id: 0, layer: 0 }),
             first_token: 0,
             token_ids: None,
+            order,
             quotas: context.indices("quotas", quotas(&counts, capacity))?,
             capacity,
         };

@@ -6,7 +6,7 @@ use lrmoe::DType::{F32, U32};
 use lrmoe::kernel::{NONE, SELECT_STATS, Select, SelectRule};
 use lrmoe::rng::{PairKey, PairStream};
 
-use crate::support::oracle_select::{Candidate, pair_weight, priority, take_highest};
+use crate::support::oracle_select::{Candidate, pair_weight, priority, systematic, take_highest};
 use crate::support::rng::Rng;
 use crate::table::{Case, Slot, Want, exactly, integers, near, offsets};
 
@@ -27,6 +27,8 @@ struct Pick {
     cap: f32,
     first_token: u64,
     own_ids: bool,
+    /// Keys of the tokens are random below this.
+    keys: usize,
     edit: fn(&mut [f32]),
 }
 
@@ -41,6 +43,7 @@ fn table() -> Vec<Pick> {
         cap: INF,
         first_token: 0,
         own_ids: true,
+        keys: 4,
         edit: |_| {},
     };
     let mut table = vec![
@@ -52,11 +55,25 @@ fn table() -> Vec<Pick> {
         },
         Pick { cap: 1.25, ..p("weight cap", SelectRule::Unbiased, &[20, 30], &[5, 6]) },
         Pick { cap: 1.0, ..p("weight cap of one", MIXED, &[20, 30], &[5, 6]) },
+        Pick { cap: 1.25, ..p("systematic weight cap", SelectRule::Systematic, &[20, 30], &[5, 6]) },
+        Pick {
+            own_ids: false,
+            first_token: u64::MAX - 2,
+            keys: 1,
+            ..p("systematic token ids wrap", SelectRule::Systematic, &[9, 8], &[4, 5])
+        },
+        Pick { keys: 1, ..p("systematic one key", SelectRule::Systematic, &[40, 30], &[9, 20]) },
+        Pick { keys: 1 << 32, ..p("systematic keys of any size", SelectRule::Systematic, &[40, 30], &[9, 20]) },
         p("mixed all certain", SelectRule::Mixed { certain: 1.0 }, &[9, 8], &[4, 5]),
         p("mixed none certain", SelectRule::Mixed { certain: 0.0 }, &[9, 8], &[4, 5]),
         p("mixed rounds down", SelectRule::Mixed { certain: 0.49 }, &[9, 8], &[4, 1]),
     ];
-    let rules = [(SelectRule::TopQ, "top"), (SelectRule::Unbiased, "unbiased"), (MIXED, "mixed")];
+    let rules = [
+        (SelectRule::TopQ, "top"),
+        (SelectRule::Systematic, "systematic"),
+        (SelectRule::Unbiased, "unbiased"),
+        (MIXED, "mixed"),
+    ];
     for (rule, label) in rules {
         let q = |text: &str, counts: &[usize], quotas: &[u32]| p(&format!("{label} {text}"), rule, counts, quotas);
         table.extend([
@@ -82,6 +99,16 @@ fn table() -> Vec<Pick> {
                 ..q("scores near the smallest", &[9, 8], &[4, 5])
             },
             Pick { edit: |s| s.iter_mut().for_each(|s| *s *= 3e37), ..q("scores near the largest", &[9, 8], &[4, 5]) },
+            Pick { edit: |s| s[3] *= 1e20, ..q("one huge score", &[9, 8], &[4, 5]) },
+            Pick {
+                edit: |s| s.iter_mut().enumerate().for_each(|(i, s)| *s = 0.5f32.powi(i as i32 % 60)),
+                ..q("falling powers of two", &[60, 60], &[20, 7])
+            },
+            Pick { edit: |s| s.fill(f32::from_bits(1)), ..q("all the smallest", &[9, 8], &[4, 5]) },
+            Pick {
+                edit: |s| s.iter_mut().skip(1).step_by(2).for_each(|s| *s = f32::from_bits(3)),
+                ..q("some the smallest", &[9, 8], &[4, 5])
+            },
             Pick { edit: |s| s.fill(f32::MAX), ..q("all the largest", &[9, 8], &[4, 5]) },
             Pick {
                 edit: |s| s.iter_mut().step_by(2).for_each(|s| *s *= 1e-30),
@@ -111,6 +138,7 @@ fn select(p: &Pick) -> Case {
     // Neither ascending nor below 2^32. Random rows put some tokens twice at one expert, where the slot decides.
     let ids: Vec<u64> = (0..tokens as u64).map(|t| ((t * 7 + 3) % 11) << 32 | (tokens as u64 - t)).collect();
     let words: Vec<u32> = ids.iter().flat_map(|id| [*id as u32, (id >> 32) as u32]).collect();
+    let keys: Vec<u32> = (0..tokens).map(|_| rng.below(p.keys) as u32).collect();
     let starts = offsets(&p.counts);
     let mean = |e: usize| {
         let own = &scores[starts[e] as usize..starts[e + 1] as usize];
@@ -135,6 +163,7 @@ fn select(p: &Pick) -> Case {
         offsets: case.u32("offsets", &starts),
         weights: case.f32("weights", &g),
         token_ids: case.optional_u32("token_ids", p.own_ids.then_some(&words)),
+        order: case.optional_u32("order", (p.rule == SelectRule::Systematic).then_some(&keys)),
         kept_offsets: case.out("kept_offsets", U32, experts + 1),
         row: case.out("row", U32, capacity),
         pair: case.out("pair", U32, capacity),
@@ -159,7 +188,7 @@ fn select(p: &Pick) -> Case {
         let eligible: Vec<Candidate> = rows.filter(|&row| scores[row] > 0.0).map(candidate).collect();
         let quota = eligible.len().min(p.quotas[e] as usize);
         let certain = match p.rule {
-            SelectRule::TopQ => quota,
+            SelectRule::TopQ | SelectRule::Systematic => quota,
             SelectRule::Unbiased => 0,
             SelectRule::Mixed { certain } if certain < 1.0 && quota < eligible.len() => {
                 ((f64::from(certain) * quota as f64).floor() as usize).min(quota.saturating_sub(2))
@@ -171,7 +200,9 @@ fn select(p: &Pick) -> Case {
         let (drawn, left) = take_highest(&rest, quota - certain, key);
         let tau = left.first().map_or(0.0, key);
         let weighted = drawn.iter().map(|c| (c, pair_weight(c.score, tau)));
-        let all: Vec<(Candidate, f64)> = sure.iter().map(|c| (*c, 1.0)).chain(weighted.map(|(c, w)| (*c, w))).collect();
+        let by_keys = || systematic(&eligible, quota, |c| keys[c.pair / p.top_k], STREAM.expert_bits(e as u32));
+        let by_priority = || sure.iter().map(|c| (*c, 1.0)).chain(weighted.map(|(c, w)| (*c, w))).collect();
+        let all: Vec<(Candidate, f64)> = if p.rule == SelectRule::Systematic { by_keys() } else { by_priority() };
         let cap = f64::from(p.cap);
         let weights = || all.iter().map(|(_, w)| w.min(cap));
         let relative = |c: &Candidate| f64::from(c.score) / f64::from(means[e]);
@@ -228,6 +259,7 @@ fn refusals() -> Vec<Case> {
             offsets: case.u32("offsets", &[0, 1, 4]),
             weights: case.f32("weights", &[1.0; 4]),
             token_ids: None,
+            order: None,
             kept_offsets: case.out("kept_offsets", U32, 3),
             row: case.out("row", U32, 3),
             pair: case.out("pair", U32, 3),
@@ -256,6 +288,17 @@ fn refusals() -> Vec<Case> {
     refuse("short quotas", &["`quotas`"], |case, a| Select { quotas: case.u32("quotas", &[1]), ..a });
     refuse("short token ids", &["`token_ids`"], |case, a| Select {
         token_ids: Some(case.u32("token_ids", &[0; 3])),
+        ..a
+    });
+    refuse("systematic without keys", &["`order`", "systematic"], |_, a| Select { rule: SelectRule::Systematic, ..a });
+    refuse("short keys", &["`order`"], |case, a| Select {
+        rule: SelectRule::Systematic,
+        order: Some(case.u32("order", &[0])),
+        ..a
+    });
+    refuse("float keys", &["`order`", "u32"], |case, a| Select {
+        rule: SelectRule::Systematic,
+        order: Some(case.f32("order", &[0.0; 2])),
         ..a
     });
     refuse("short weights", &["`weights`"], |case, a| Select { weights: case.f32("weights", &[1.0; 3]), ..a });

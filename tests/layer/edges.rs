@@ -10,8 +10,8 @@ use crate::support::compare::Comparison;
 use crate::support::layer::wide;
 use crate::{Device, Outcome, text, trial};
 
-const SELECTIONS: [Selection; 4] =
-    [Selection::All, Selection::TopQ, Selection::Unbiased, Selection::Mixed { certain: 0.5 }];
+const SELECTIONS: [Selection; 5] =
+    [Selection::All, Selection::TopQ, Selection::Systematic, Selection::Unbiased, Selection::Mixed { certain: 0.5 }];
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     let sizes = [

@@ -7,7 +7,8 @@ use crate::support::compare::Comparison;
 use crate::support::layer::{gradients, wide};
 use crate::support::oracle::{Forward, Routing, UNROUTED};
 use crate::support::oracle_backward::{Gradients, RouterGradient};
-use crate::support::oracle_select::{Mode, candidates, select};
+use crate::support::oracle_keys::row_keys;
+use crate::support::oracle_select::{Candidate, Mode, candidates, select, systematic};
 use crate::text;
 
 /// Relative Frobenius bounds on f32 arithmetic against f64: those of the golden data, and twice that where the pair
@@ -16,13 +17,14 @@ pub(crate) const BOUND: f64 = 4e-6;
 /// See [`BOUND`].
 pub(crate) const ROUTER_BOUND: f64 = 8e-6;
 
-/// The oracle's mode for a selection.
-pub(crate) fn mode(selection: Selection) -> Mode {
+/// The oracle's mode for a selection that looks at scores and draws of pairs alone.
+fn mode(selection: Selection) -> Option<Mode> {
     match selection {
-        Selection::All => Mode::All,
-        Selection::TopQ => Mode::TopQ,
-        Selection::Unbiased => Mode::Unbiased,
-        Selection::Mixed { certain } => Mode::Mixed { certain: f64::from(certain) },
+        Selection::All => Some(Mode::All),
+        Selection::TopQ => Some(Mode::TopQ),
+        Selection::Systematic => None,
+        Selection::Unbiased => Some(Mode::Unbiased),
+        Selection::Mixed { certain } => Some(Mode::Mixed { certain: f64::from(certain) }),
     }
 }
 
@@ -52,8 +54,23 @@ pub(crate) fn retained<B: Backend>(
         call_id: context.call_id,
         layer: context.layer,
     });
-    let uniform = |c: &crate::support::oracle_select::Candidate| stream.uniform(c.expert as u32, c.token_id);
-    Ok(select(mode(layer.options().select), routing, &candidates, &quotas, uniform).retained)
+    let keeps_all = quotas.iter().zip(routing.counts()).all(|(&quota, count)| quota >= count);
+    let mode = if keeps_all { Some(Mode::All) } else { mode(layer.options().select) };
+    if let Some(mode) = mode {
+        let uniform = |c: &Candidate| stream.uniform(c.expert as u32, c.token_id);
+        return Ok(select(mode, routing, &candidates, &quotas, uniform).retained);
+    }
+    let keys = row_keys(&wide(&dy.to_f32(layer.backend()).map_err(text)?), dy.cols());
+    let keys =
+        keys.into_iter().collect::<Option<Vec<u32>>>().ok_or("a projection of dy is too near 0 to tell its sign")?;
+    let mut retained = Vec::new();
+    for (e, &quota) in quotas.iter().enumerate() {
+        let own: Vec<Candidate> = candidates.iter().filter(|c| c.expert == e).copied().collect();
+        let drawn = systematic(&own, quota, |c| keys[c.pair / routing.top_k], stream.expert_bits(e as u32));
+        retained.extend(drawn.into_iter().map(|(c, weight)| (c.pair, weight)));
+    }
+    retained.sort_by_key(|&(pair, _)| pair);
+    Ok(retained)
 }
 
 /// Retained pairs per expert.

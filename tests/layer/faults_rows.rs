@@ -45,7 +45,7 @@ fn no_rows_then_rows<B: Backend>(device: &Device<B>) -> Outcome {
     let backend = (device.make)();
     let block = Block::new(kind("softmax_shared_gate"), 40, 111);
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let options = LayerOptions { select, ..LayerOptions::default() };
         let (x, dy) = block.tensors(&backend)?;
         let want = run(&mut block.layer(&backend, options.clone())?, &x, &dy, &context())?;
@@ -71,7 +71,7 @@ fn empty_experts<B: Backend>(device: &Device<B>) -> Outcome {
     let logits = tensor(&backend, &steering_logits(&experts, 3))?;
     let (x, dy) = block.tensors(&backend)?;
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::TopQ, Selection::Unbiased] {
+    for select in [Selection::All, Selection::TopQ, Selection::Systematic, Selection::Unbiased] {
         for activations in [Activations::Stash, Activations::Recompute] {
             let mut layer = block.layer(&backend, LayerOptions { select, activations, ..LayerOptions::default() })?;
             let got = run_with_logits(&mut layer, &x, &logits, &dy, &context())?;
@@ -104,7 +104,7 @@ fn uneven_groups<B: Backend>(device: &Device<B>) -> Outcome {
     let logits = tensor(&backend, &logits)?;
     let (x, dy) = block.tensors(&backend)?;
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let mut layer = block.layer(&backend, LayerOptions { select, ..LayerOptions::default() })?;
         let (y, saved) = layer.forward_with_logits(&x, &logits, &context()).map_err(text)?;
         compare.equal("counts", saved.counts(), &SIZES.map(|n| n as u32));
@@ -174,7 +174,7 @@ fn padding_rows<B: Backend>(device: &Device<B>) -> Outcome {
         padded.dy.row_mut(t).copy_from_slice(block.dy.row(row));
     }
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let options = LayerOptions { select, ..LayerOptions::default() };
         let (x, dy) = block.tensors(&backend)?;
         let want = run(&mut block.layer(&backend, options.clone())?, &x, &dy, &context())?;
@@ -284,7 +284,7 @@ fn one_group_takes_everything<B: Backend>(device: &Device<B>) -> Outcome {
     let block = Block::new(MoeConfig::new(8, 6, 4, 1), 64, 121);
     let (x, dy) = block.tensors(&backend)?;
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let mut layer = block.layer(&backend, LayerOptions { select, ..LayerOptions::default() })?;
         let mut steered = |expert: usize| -> Result<(), String> {
             let logits = tensor(&backend, &steering_logits(&[expert; 64], 4))?;

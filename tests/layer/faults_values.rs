@@ -230,7 +230,7 @@ fn equal_logits<B: Backend>(device: &Device<B>) -> Outcome {
     block.sync();
     let (x, dy) = block.tensors(&backend)?;
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let once = |activations: Activations| {
             let mut layer = block.layer(&backend, LayerOptions { select, activations, ..LayerOptions::default() })?;
             let (_, saved) = layer.forward(&x, &context()).map_err(text)?;

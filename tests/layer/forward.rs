@@ -101,7 +101,7 @@ fn masked<B: Backend>(device: &Device<B>) -> Outcome {
         }
         for router_gradient in [RouterGradient::Estimated, RouterGradient::Exact] {
             for activations in [Activations::Stash, Activations::Recompute] {
-                for select in [Selection::All, Selection::Unbiased] {
+                for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
                     let options = LayerOptions {
                         select,
                         router_gradient,
@@ -155,7 +155,7 @@ fn all_masked<B: Backend>(device: &Device<B>) -> Outcome {
     for (name, config) in kinds() {
         let block = Block::new(config, 6, 54);
         let (x, dy) = block.tensors(&backend)?;
-        for select in [Selection::All, Selection::TopQ, Selection::Unbiased] {
+        for select in [Selection::All, Selection::TopQ, Selection::Systematic, Selection::Unbiased] {
             let options = LayerOptions { select, aux_loss_coef: 1.0, z_loss_coef: 1.0, ..LayerOptions::default() };
             let mut layer = block.layer(&backend, options)?;
             let (_, saved) = layer.forward(&x, &context).map_err(text)?;

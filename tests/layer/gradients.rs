@@ -12,8 +12,8 @@ use crate::support::rng::Rng;
 use crate::{Device, Outcome, text, trial};
 
 const TOKENS: usize = 40;
-const SELECTIONS: [Selection; 4] =
-    [Selection::All, Selection::TopQ, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
+const SELECTIONS: [Selection; 5] =
+    [Selection::All, Selection::TopQ, Selection::Systematic, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     let mut trials = Vec::new();

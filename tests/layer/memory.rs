@@ -102,9 +102,10 @@ fn steady_state<B: Backend>(device: &Device<B>) -> Outcome {
     let modes = [
         (Selection::All, Retention::Fraction(0.5), 3),
         (Selection::TopQ, Retention::Fraction(0.5), 3),
+        (Selection::Systematic, Retention::Fraction(0.5), 3),
         (Selection::Unbiased, Retention::Fraction(0.5), 3),
         (Selection::Mixed { certain: 0.5 }, Retention::Fraction(0.5), 3),
-        (Selection::Unbiased, Retention::noise(0.2), 20),
+        (Selection::Systematic, Retention::noise(0.2), 20),
     ];
     for (select, retention, warm_up) in modes {
         for activations in [Activations::Stash, Activations::Recompute] {
@@ -144,7 +145,7 @@ fn steady_state<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(5 * 4 * 3)
+    compare.finish(6 * 4 * 3)
 }
 
 fn given_back<B: Backend>(device: &Device<B>) -> Outcome {

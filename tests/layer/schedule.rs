@@ -23,7 +23,8 @@ use crate::support::rng::Rng;
 use crate::{Device, Outcome, no_threads, text, trial, trial_if};
 
 const TOKENS: usize = 40;
-const SAMPLED: [Selection; 3] = [Selection::TopQ, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
+const SAMPLED: [Selection; 4] =
+    [Selection::TopQ, Selection::Systematic, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -86,6 +87,7 @@ fn against_oracle<B: Backend>(device: &Device<B>, block: &Block, options: &Layer
     let modes = [
         (Selection::All, Metric::Product),
         (Selection::TopQ, Metric::Product),
+        (Selection::Systematic, Metric::Product),
         (Selection::Unbiased, Metric::Product),
         (Selection::Mixed { certain: 0.4 }, Metric::Full),
     ];
@@ -102,7 +104,7 @@ fn against_oracle<B: Backend>(device: &Device<B>, block: &Block, options: &Layer
             }
         }
     }
-    compare.finish(4 * 2 * 2 * 2 * 20)
+    compare.finish(5 * 2 * 2 * 2 * 20)
 }
 
 fn drops_once<B: Backend>(
@@ -213,7 +215,7 @@ fn nothing_dropped<B: Backend>(device: &Device<B>) -> Outcome {
     for (name, config) in kinds() {
         let block = Block::new(config, TOKENS, 161);
         let (x, dy) = block.tensors(&backend)?;
-        for select in [Selection::All, SAMPLED[0], SAMPLED[1], SAMPLED[2]] {
+        for select in [Selection::All].into_iter().chain(SAMPLED) {
             let options = LayerOptions { select, aux_loss_coef: AUX, ..LayerOptions::default() };
             let (mut own, mut scheduled) = (block.layer(&backend, options.clone())?, block.layer(&backend, options)?);
             for step in 0..3 {
@@ -243,7 +245,7 @@ fn nothing_dropped<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(6 * 4 * 3 * 9)
+    compare.finish(6 * 5 * 3 * 9)
 }
 
 fn is_zero(values: &[f32]) -> bool {
@@ -338,7 +340,7 @@ fn no_token<B: Backend>(device: &Device<B>) -> Outcome {
     for (name, config) in kinds() {
         let block = Block::new(config, 0, 191);
         let (x, dy) = block.tensors(&backend)?;
-        for select in [Selection::All, SAMPLED[0], SAMPLED[1], SAMPLED[2]] {
+        for select in [Selection::All].into_iter().chain(SAMPLED) {
             let mut layer = block.layer(&backend, LayerOptions { select, ..LayerOptions::default() })?;
             let scheduled = layer.forward_scheduled(&x, None, &ForwardContext::default(), |call| without(call, &[]));
             let (y, saved) = scheduled.map_err(text)?;
@@ -349,7 +351,7 @@ fn no_token<B: Backend>(device: &Device<B>) -> Outcome {
             compare.equal(&format!("{what}: dropped"), &got.stats.dropped, &[0; 8]);
         }
     }
-    compare.finish(6 * 4 * 3)
+    compare.finish(6 * 5 * 3)
 }
 
 /// Random quotas, none and all among them: obeyed to the pair, and the retained set is that of the rule under them.
@@ -393,7 +395,7 @@ fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(6 * 3 * 3 * 10)
+    compare.finish(6 * 4 * 3 * 10)
 }
 
 /// Each refusal names what is wrong, its value and what is allowed, and leaves a layer that works.
@@ -466,7 +468,7 @@ fn threads<B: Backend>(device: &Device<B>) -> Outcome {
     let block = Block::new(kind("sigmoid_groups_bias_shared"), 150, 221);
     let dropped = random_drops(&block.oracle.route(&block.x, None), 222);
     let mut compare = Comparison::new();
-    for select in [Selection::All, Selection::Unbiased] {
+    for select in [Selection::All, Selection::Systematic, Selection::Unbiased] {
         let once = |n: usize| -> Result<Bits, String> {
             let backend = threads(n);
             let (x, dy) = block.tensors(&backend)?;

@@ -13,7 +13,8 @@ use crate::support::layer::wide;
 use crate::unbiased::pair_weight_of_each_token;
 use crate::{Device, Outcome, text, trial};
 
-const SAMPLED: [Selection; 3] = [Selection::TopQ, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
+const SAMPLED: [Selection; 4] =
+    [Selection::TopQ, Selection::Systematic, Selection::Unbiased, Selection::Mixed { certain: 0.4 }];
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     vec![
@@ -232,13 +233,13 @@ fn keeps_everything<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(6 * 4 * 6 * 5)
+    compare.finish(6 * 4 * 8 * 5)
 }
 
 fn same_bits<B: Backend>(device: &Device<B>) -> Outcome {
     let block = Block::new(kind("sigmoid_groups_bias_shared"), 150, 37);
     let mut compare = Comparison::new();
-    for select in [Selection::All, SAMPLED[0], SAMPLED[1], SAMPLED[2]] {
+    for select in [Selection::All].into_iter().chain(SAMPLED) {
         for activations in [Activations::Stash, Activations::Recompute] {
             let options =
                 LayerOptions { select, activations, aux_loss_coef: 0.1, z_loss_coef: 0.1, ..LayerOptions::default() };
@@ -261,7 +262,7 @@ fn same_bits<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish(4 * 2 * 20 * 5)
+    compare.finish(5 * 2 * 20 * 5)
 }
 
 fn key<B: Backend>(device: &Device<B>) -> Outcome {
@@ -270,16 +271,7 @@ fn key<B: Backend>(device: &Device<B>) -> Outcome {
     let (x, dy) = block.tensors(&backend)?;
     let base = ForwardContext { seed: 1, step: 2, layer: 3, call_id: 4, ..ForwardContext::default() };
     let ids: Vec<u64> = (0..40).collect();
-    let once = |context: &ForwardContext<'_>| {
-        run(&mut block.layer(&backend, LayerOptions::default())?, &x, &dy, context).map(|bits| bits.weights)
-    };
-    let want = once(&base)?;
     let mut compare = Comparison::new();
-    compare.holds("the same key, the same selection", once(&base)? == want);
-    compare.holds(
-        "ids that count from 0 are the default",
-        once(&ForwardContext { token_ids: Some(&ids), ..base })? == want,
-    );
     let different = [
         ("seed", ForwardContext { seed: 9, ..base }),
         ("high half of the seed", ForwardContext { seed: 1 | 1 << 32, ..base }),
@@ -288,14 +280,26 @@ fn key<B: Backend>(device: &Device<B>) -> Outcome {
         ("call id", ForwardContext { call_id: 9, ..base }),
         ("first token", ForwardContext { first_token: 1 << 32, ..base }),
     ];
-    for (what, context) in different {
-        compare.holds(&format!("another {what}, another selection"), once(&context)? != want);
+    for select in [Selection::Systematic, Selection::Unbiased] {
+        let once = |context: &ForwardContext<'_>| {
+            let options = LayerOptions { select, ..LayerOptions::default() };
+            run(&mut block.layer(&backend, options)?, &x, &dy, context).map(|bits| bits.weights)
+        };
+        let want = once(&base)?;
+        compare.holds(&format!("{select}: the same key, the same selection"), once(&base)? == want);
+        let own_ids = once(&ForwardContext { token_ids: Some(&ids), ..base })?;
+        compare.holds(&format!("{select}: ids that count from 0 are the default"), own_ids == want);
+        for (what, context) in &different {
+            // Systematic sampling draws once an expert: ids are places in its list, and all of them moved alike.
+            let draws = select == Selection::Unbiased || *what != "first token";
+            compare.holds(&format!("{select}: another {what}, another selection"), (once(context)? != want) == draws);
+        }
     }
     // TopQ draws nothing.
     let options = LayerOptions { select: Selection::TopQ, ..LayerOptions::default() };
     let top = |context| run(&mut block.layer(&backend, options.clone())?, &x, &dy, context).map(|bits| bits.weights);
     compare.holds("TopQ does not depend on the seed", top(&base)? == top(&ForwardContext { seed: 9, ..base })?);
-    compare.finish(9)
+    compare.finish(17)
 }
 
 /// Every metric selects by its own scores, and `Full` learns its factor from what was retained.
@@ -421,7 +425,7 @@ fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
             let mut options = LayerOptions { select, router_gradient, ..LayerOptions::default() };
             options.plan.retention = Retention::Fraction(fraction);
             options.plan.q_min = q_min;
-            if q_min < 2 && select != Selection::TopQ {
+            if q_min < 2 && matches!(select, Selection::Unbiased | Selection::Mixed { .. }) {
                 compare.holds(&format!("{select}, floor {q_min}: refused"), block.layer(&backend, options).is_err());
                 continue;
             }
@@ -445,5 +449,5 @@ fn quotas<B: Backend>(device: &Device<B>) -> Outcome {
             }
         }
     }
-    compare.finish((8 + 3 + 3) * 2 * 20)
+    compare.finish((8 + 8 + 3 + 3) * 2 * 20)
 }

@@ -19,7 +19,13 @@ pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
         trial(device, "noise_budget::variance_over_seeds_is_within_it", variance),
         trial(device, "noise_budget::limits_are_named", limits),
     ];
-    let selections = [Selection::All, Selection::TopQ, Selection::Unbiased, Selection::Mixed { certain: 0.5 }];
+    let selections = [
+        Selection::All,
+        Selection::TopQ,
+        Selection::Systematic,
+        Selection::Unbiased,
+        Selection::Mixed { certain: 0.5 },
+    ];
     for select in selections {
         for (activations, router) in
             [(Activations::Stash, RouterGradient::Estimated), (Activations::Recompute, RouterGradient::Exact)]
@@ -36,7 +42,7 @@ pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
         }
     }
     for dtype in [DType::BF16, DType::F16] {
-        let name = format!("training::loss_falls::unbiased::{dtype}");
+        let name = format!("training::loss_falls::systematic::{dtype}");
         let run = move |d: &Device<B>| loss_falls(d, LayerOptions::default(), dtype);
         trials.push(trial_if(device, name, move |d| no_storage(d, dtype), run));
     }
@@ -96,7 +102,9 @@ fn variance<B: Backend>(device: &Device<B>) -> Outcome {
     let forward = block.forward(None);
     let everything = crate::support::oracle_backward::all_pairs(&forward.routing);
     let full = block.oracle.expert_backward(&block.x, &forward, &block.dy, &everything).dx;
-    let mut layer = block.layer(&backend, noise_options(THETA))?;
+    // The budget is one of priority sampling; systematic sampling estimates the sum of the scores without any error.
+    let options = LayerOptions { select: Selection::Unbiased, ..noise_options(THETA) };
+    let mut layer = block.layer(&backend, options)?;
     let (mut sum, mut squares, mut truth, mut energy) = (0.0, 0.0, 0.0, 0.0);
     for seed in 0..=SEEDS {
         let (_, saved) = layer.forward(&x, &ForwardContext { seed, ..ForwardContext::default() }).map_err(text)?;

@@ -1,4 +1,4 @@
-//! `Unbiased` and `Mixed` over thousands of seeds: sizes of the retained sets, mean pair weights, mean gradients.
+//! `Systematic`, `Unbiased` and `Mixed` over thousands of seeds: sizes of the retained sets, mean pair weights, mean gradients.
 //!
 //! A false alarm of a whole trial has probability below 1e-6: with N comparisons each mean may be off by z standard errors,
 //! N exp(-z^2 / 2) = 1e-6 (a Gaussian tail bound, corrected for N). That the check can fail is shown on biased selections.
@@ -18,7 +18,8 @@ const ROUNDING: f64 = 1e-5;
 
 pub(crate) fn trials<B: Backend>(device: Device<B>) -> Vec<Trial> {
     let mut trials = Vec::new();
-    for select in [Selection::Unbiased, Selection::Mixed { certain: 0.5 }, Selection::Mixed { certain: 0.9 }] {
+    let mixed = [0.5, 0.9].map(|certain| Selection::Mixed { certain });
+    for select in [Selection::Systematic, Selection::Unbiased].into_iter().chain(mixed) {
         trials.push(trial(device, format!("unbiased::pair_weights::{select}"), move |d| pair_weights(d, select)));
         for router in [RouterGradient::Estimated, RouterGradient::Exact] {
             let name = format!("unbiased::mean_gradients::{select}::{router:?}").to_lowercase();

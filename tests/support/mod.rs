@@ -14,6 +14,7 @@ pub mod linear;
 pub mod oracle;
 pub mod oracle_backward;
 pub mod oracle_config;
+pub mod oracle_keys;
 pub mod oracle_losses;
 pub mod oracle_select;
 pub mod rng;

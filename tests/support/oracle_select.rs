@@ -166,6 +166,65 @@ pub fn select(
     selection
 }
 
+/// Systematic sampling of one expert's candidates: what is retained, with weights. `key` orders candidates before their token ids and
+/// slots, `random` is the expert's draw. Everything as the definition reads, in exact integers.
+pub fn systematic(
+    own: &[Candidate],
+    quota: usize,
+    key: impl Fn(&Candidate) -> u32,
+    random: u64,
+) -> Vec<(Candidate, f64)> {
+    if quota >= own.len() {
+        return own.iter().map(|c| (*c, 1.0)).collect();
+    }
+    let infinite = own.iter().filter(|c| c.score.is_infinite()).count();
+    let (kept, rest) = take_highest(own, infinite.min(quota), |c| c.score);
+    let mut retained: Vec<(Candidate, f64)> = kept.iter().map(|c| (*c, 1.0)).collect();
+    if infinite >= quota {
+        return retained;
+    }
+    let top = rest[0].score;
+    let sizes: Vec<u128> = rest.iter().map(|c| size(c.score, top)).collect();
+    let mut slots = (quota - infinite) as u128;
+    let mut first = 0;
+    while sizes[first] * slots >= sizes[first..].iter().sum() {
+        retained.push((rest[first], 1.0));
+        slots -= 1;
+        first += 1;
+    }
+    let sum: u128 = sizes[first..].iter().sum();
+    let start = u128::from(random).checked_mul(sum).unwrap_or_else(|| panic!("sum {sum} is too large")) >> 64;
+    let mut list: Vec<(Candidate, u128)> = rest.into_iter().zip(sizes).skip(first).collect();
+    list.sort_by_key(|(c, _)| (key(c), c.token_id, c.slot));
+    let mut before = 0;
+    for (candidate, size) in list {
+        let after = before + size;
+        if (before * slots + start) / sum < (after * slots + start) / sum {
+            retained.push((candidate, sum as f64 / (slots * size) as f64));
+        }
+        before = after;
+    }
+    retained
+}
+
+/// The largest s with `2^40 score / top >= s - 1/2`, at least 1, by bisection.
+pub fn size(score: f32, top: f32) -> u128 {
+    let (mut score, mut top) = (f64::from(score), f64::from(top));
+    if score * 2f64.powi(42) < top {
+        return 1;
+    }
+    // Both become integers: their 24 bits of mantissa are above the point.
+    let scale = 2f64.powi(23 - score.log2().floor() as i32);
+    (score, top) = (score * scale, top * scale);
+    assert!(score.fract() == 0.0 && top.fract() == 0.0, "{score} and {top} are no integers");
+    let (mut low, mut high) = (0, 1 << 41);
+    while high - low > 1 {
+        let middle = (low + high) / 2;
+        if (2 * middle - 1) * (top as u128) <= (score as u128) << 41 { low = middle } else { high = middle }
+    }
+    low.max(1)
+}
+
 /// max(1, tau / score); 1 for an infinite score.
 pub fn pair_weight(score: f32, tau: f32) -> f64 {
     if score.is_infinite() { 1.0 } else { (f64::from(tau) / f64::from(score)).max(1.0) }

@@ -5,11 +5,13 @@
 mod buffer;
 mod expert;
 mod gemm;
+mod keys;
 mod math;
 mod optim;
 mod router;
 mod rows;
 mod select;
+mod systematic;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,6 +132,7 @@ fn dispatch(kernel: &Kernel<CpuBuffer>) -> Result<()> {
         Kernel::GatherRows(args) => rows::gather_rows(args),
         Kernel::Combine(args) => rows::combine(args),
         Kernel::RowNorms(args) => rows::row_norms(args),
+        Kernel::RowKeys(args) => keys::row_keys(args),
         Kernel::RowDots(args) => rows::row_dots(args),
         Kernel::Cast(args) => rows::cast(args),
         Kernel::Score(args) => select::score(args),

@@ -62,6 +62,8 @@ macro_rules! with_floats {
     };
 }
 
+pub(super) use with_floats;
+
 fn out_of_range(name: &str, value: u32, limit: usize) -> Error {
     Error::argument(name, value, format!("below {limit}"))
 }
@@ -231,7 +233,7 @@ pub(super) fn row_norms(args: &RowNorms<CpuBuffer>) -> Result<()> {
     Ok(())
 }
 
-fn require_len(name: &str, buffer: &CpuBuffer, needed: usize) -> Result<()> {
+pub(super) fn require_len(name: &str, buffer: &CpuBuffer, needed: usize) -> Result<()> {
     if buffer.len() < needed {
         return Err(Error::shape(format!("length of `{name}`"), buffer.len(), format!("at least {needed}")));
     }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::buffer::CpuBuffer;
 use super::expert::{group_offsets, optional_f32, optional_u32, read_optional, used_rows};
 use super::math::clamp_positive;
+use super::systematic;
 use crate::backend::elements;
 use crate::kernel::{
     DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, Metric, NONE, SELECT_STATS, Score, Select, SelectRule,
@@ -180,10 +181,10 @@ pub(super) fn demand(args: &Demand<CpuBuffer>) -> Result<()> {
 }
 
 /// A candidate in the order of choice: key bits falling, then token, then slot.
-type Candidate = (Reverse<u32>, u64, usize, usize);
+pub(super) type Candidate = (Reverse<u32>, u64, usize, usize);
 
 /// Puts the best `count` candidates first and returns the key of the next one, 0 where there is none.
-fn partition(candidates: &mut [Candidate], count: usize) -> f32 {
+pub(super) fn partition(candidates: &mut [Candidate], count: usize) -> f32 {
     if count >= candidates.len() {
         return 0.0;
     }
@@ -197,10 +198,37 @@ struct Kept {
     stats: [f64; SELECT_STATS],
 }
 
+impl Kept {
+    /// From rows in any order with their weights before the cap.
+    fn new(args: &Select<CpuBuffer>, mut rows: Vec<(usize, f32)>, score: &[f32], mean: f32) -> Self {
+        rows.sort_unstable_by_key(|&(row, _)| row);
+        let relative = |row: usize| f64::from(score[row] / mean);
+        let mut removed = 0.0;
+        for (row, weight) in &mut rows {
+            let capped = weight.min(args.weight_cap);
+            if capped < *weight {
+                removed += f64::from(*weight - capped) * relative(*row);
+                *weight = capped;
+            }
+        }
+        let finite = rows.iter().filter(|(row, _)| score[*row].is_finite());
+        let sum = |f: fn(f64) -> f64| rows.iter().map(|&(_, w)| f(f64::from(w))).sum::<f64>();
+        let stats = [
+            finite.map(|&(row, _)| relative(row)).sum(),
+            sum(|w| w),
+            sum(|w| w * w),
+            rows.iter().fold(0.0, |max, &(_, w)| f64::from(w).max(max)),
+            removed,
+        ];
+        Self { rows, stats }
+    }
+}
+
 pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
     let (score, mean, quotas) = (args.score.read()?, args.mean.read()?, args.quotas.read()?);
     let (pair_of_row, offsets, weights) = (args.pair_of_row.read()?, args.offsets.read()?, args.weights.read()?);
     let token_ids = read_optional(args.token_ids.as_ref())?;
+    let order = read_optional(args.order.as_ref())?;
     let (experts, top_k) = (args.experts, args.top_k);
     let segments = segments(group_offsets(&offsets, experts)?, args.rows)?;
     let used = segments.last().map_or(0, |segment| segment.end);
@@ -215,7 +243,14 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
     if top_k == 0 {
         return Err(Error::argument("top_k", 0, "1 or more"));
     }
-    let token_ids = optional_u32(token_ids.as_ref(), elements("token_ids", &[pairs.div_ceil(top_k), 2])?)?;
+    let tokens = pairs.div_ceil(top_k);
+    let token_ids = optional_u32(token_ids.as_ref(), elements("token_ids", &[tokens, 2])?)?;
+    let order = match (optional_u32(order.as_ref(), tokens)?, args.rule) {
+        (None, SelectRule::Systematic) => {
+            return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
+        }
+        (order, _) => order.unwrap_or_default(),
+    };
     let token_id = |pair: usize| match (pair / top_k, token_ids) {
         (token, Some(ids)) => u64::from(ids[2 * token]) | u64::from(ids[2 * token + 1]) << 32,
         (token, None) => args.first_token.wrapping_add(token as u64),
@@ -237,8 +272,13 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
                 .map(|row| candidate(row, score[row]))
                 .collect();
             let quota = (quotas[expert] as usize).min(candidates.len());
+            if args.rule == SelectRule::Systematic && quota < candidates.len() {
+                let key = |row: usize| order[pair_of_row[row] as usize / top_k];
+                let drawn = systematic::draw(candidates, quota, key, args.stream.expert_bits(expert as u32));
+                return Kept::new(args, drawn, score, mean[expert]);
+            }
             let certain = match args.rule {
-                SelectRule::TopQ => quota,
+                SelectRule::TopQ | SelectRule::Systematic => quota,
                 SelectRule::Unbiased => 0,
                 SelectRule::Mixed { certain } if certain < 1.0 && quota < candidates.len() => {
                     // Two sampled slots at least: with one the variance is infinite.
@@ -255,27 +295,10 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
                 candidate.0 = Reverse(priority(candidate.3).to_bits());
             }
             let tau = partition(rest, quota - certain);
-            let mut rows: Vec<(usize, f32)> = sure.iter().map(|candidate| (candidate.3, 1.0)).collect();
-            let mut removed = 0.0;
-            for row in rest[..quota - certain].iter().map(|candidate| candidate.3) {
-                let weight = if score[row].is_infinite() { 1.0 } else { (tau / score[row]).max(1.0) };
-                let capped = weight.min(args.weight_cap);
-                if capped < weight {
-                    removed += f64::from(weight - capped) * f64::from(score[row] / mean[expert]);
-                }
-                rows.push((row, capped));
-            }
-            rows.sort_unstable_by_key(|&(row, _)| row);
-            let finite = rows.iter().filter(|(row, _)| score[*row].is_finite());
-            let sum = |f: fn(f64) -> f64| rows.iter().map(|&(_, w)| f(f64::from(w))).sum::<f64>();
-            let stats = [
-                finite.map(|&(row, _)| f64::from(score[row] / mean[expert])).sum(),
-                sum(|w| w),
-                sum(|w| w * w),
-                rows.iter().fold(0.0, |max, &(_, w)| f64::from(w).max(max)),
-                removed,
-            ];
-            Kept { rows, stats }
+            let weight = |row: usize| if score[row].is_infinite() { 1.0 } else { (tau / score[row]).max(1.0) };
+            let sure = sure.iter().map(|candidate| (candidate.3, 1.0));
+            let drawn = rest[..quota - certain].iter().map(|candidate| (candidate.3, weight(candidate.3)));
+            Kept::new(args, sure.chain(drawn).collect(), score, mean[expert])
         })
         .collect();
     write_kept(args, &kept, pair_of_row, weights)

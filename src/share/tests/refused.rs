@@ -4,7 +4,7 @@ use super::odd_share;
 use crate::backend::Backend;
 use crate::plan::Activations;
 use crate::share::{Share, ShareRunner};
-use crate::{CpuBackend, MoeConfig};
+use crate::{CpuBackend, MoeConfig, Selection};
 
 /// Spoils a share.
 type Change = fn(&mut Share);
@@ -68,4 +68,15 @@ fn recomputation_may_route_more_pairs_to_an_instance_than_forward() {
 fn a_bad_configuration_is_refused() {
     let error = ShareRunner::new(&CpuBackend::new(), &MoeConfig::new(0, 17, 8, 2), 7).unwrap_err();
     assert!(error.to_string().contains("hidden_size"), "{error}");
+}
+
+#[test]
+fn a_selection_that_selects_nothing_or_that_a_layer_refuses_is_refused() {
+    let refusal = |select, floor| {
+        let runner = ShareRunner::new(&CpuBackend::new(), &MoeConfig::new(24, 17, 8, 2), 7).unwrap();
+        runner.with_selection(select, floor).unwrap_err().to_string()
+    };
+    assert!(refusal(Selection::All, 0.25).contains("`select` is all"));
+    assert!(refusal(Selection::Mixed { certain: 1.0 }, 0.25).contains("`select` is mixed:1"));
+    assert!(refusal(Selection::TopQ, 1.5).contains("`score_floor` is 1.5"));
 }

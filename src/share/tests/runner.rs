@@ -129,6 +129,7 @@ fn commands_of_a_rank_among_many() {
         ("row_norms", vec![]),
         ("score", vec![]),
         ("demand", vec![]),
+        ("row_keys", vec![]),
         ("select", vec![2 * t, 29]),
         ("gather_rows", vec![23, h]),
         ("gather_rows", vec![23, h]),
@@ -159,9 +160,12 @@ fn one_rank_launches_what_the_layer_launches() {
         (plain(), Selection::All, Activations::Stash),
         (plain(), Selection::Unbiased, Activations::Recompute),
         (with_everything(), Selection::All, Activations::Recompute),
-        (with_everything(), Selection::Unbiased, Activations::Stash),
+        (with_everything(), Selection::Systematic, Activations::Stash),
+        (with_everything(), Selection::Mixed { certain: 0.5 }, Activations::Stash),
+        (plain(), Selection::TopQ, Activations::Stash),
         (MoeConfig { shared_expert_gate: false, ..with_everything() }, Selection::Unbiased, Activations::Recompute),
     ];
+    let mut keys = 0;
     for (config, select, activations) in cases {
         let (tokens, hidden) = (96, config.hidden_size);
         let spy = Spy::new(true);
@@ -193,13 +197,18 @@ fn one_rank_launches_what_the_layer_launches() {
             selects: select != Selection::All,
         };
         let mut runner = ShareRunner::new(&spy, &config, 7).unwrap();
+        if select != Selection::All {
+            runner = runner.with_selection(select, 0.5).unwrap();
+        }
         spy.launches();
         runner.run(&share).unwrap();
         let mut of_share = spy.launches();
         of_layer.sort();
         of_share.sort();
         assert_eq!(of_share, of_layer, "{select} {activations:?}");
+        keys += of_share.iter().filter(|(name, _)| *name == "row_keys").count();
     }
+    assert_eq!(keys, 1, "one of the cases goes by keys");
 }
 
 /// Memory of earlier runs serves the later ones, also those of other numbers of residents and of fewer tokens.
