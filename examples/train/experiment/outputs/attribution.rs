@@ -1,21 +1,15 @@
 //! Where the difference between two policies' MoE seconds to a target comes from.
 
-use std::collections::BTreeMap;
-
-use super::groups::{Group, Spread, at_target, find};
-use super::targets::Reached;
-use crate::experiment::cell::{Cell, PLANNED, PolicyRun, TARGETS};
-
-/// The policy that is explained.
-pub(super) const OURS: &str = "lrmoe";
-/// `lrmoe` with one instance an expert, on the same trajectory: what it does not get of the balance, replicas give.
-pub(super) const ONE_COPY: &str = "lrmoe-1copy";
+use super::groups::{Group, Spread, at_target, find, has_run};
+use super::names::{ONE_COPY, OURS, SYMI, is_ours};
+use super::targets::{self, LAST, Reached, seconds_of};
+use crate::experiment::cell::{Cell, PLANNED, PolicyRun};
 
 /// A part of the difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Term {
     Steps,
-    BackwardPairs,
+    BackwardGemms,
     OtherCompute,
     BalanceForward,
     BalanceBackward,
@@ -29,7 +23,7 @@ impl Term {
     /// In the order of reports, indexed by `Term as usize`.
     pub(super) const ALL: [Self; 9] = [
         Self::Steps,
-        Self::BackwardPairs,
+        Self::BackwardGemms,
         Self::OtherCompute,
         Self::BalanceForward,
         Self::BalanceBackward,
@@ -43,7 +37,7 @@ impl Term {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Steps => "steps",
-            Self::BackwardPairs => "backward_pairs",
+            Self::BackwardGemms => "backward_gemms",
             Self::OtherCompute => "other_compute",
             Self::BalanceForward => "balance_forward",
             Self::BalanceBackward => "balance_backward",
@@ -58,7 +52,7 @@ impl Term {
     pub(super) const fn title(self) -> &'static str {
         match self {
             Self::Steps => "more or fewer steps",
-            Self::BackwardPairs => "fewer backward pairs",
+            Self::BackwardGemms => "backward GEMMs of the mean rank (fewer pairs)",
             Self::OtherCompute => "other compute of the mean rank",
             Self::BalanceForward => "balance, forward",
             Self::BalanceBackward => "balance, backward and optimizer",
@@ -72,15 +66,16 @@ impl Term {
     /// Where its seconds come from.
     pub(super) const fn source(self) -> &'static str {
         match self {
-            Self::Steps => BOTH,
+            Self::Steps => ALL,
             Self::Exchange | Self::OptimizerExchange => "modelled",
-            _ => MEASURED,
+            Self::Planning => "measured (scaled)",
+            _ => FITTED,
         }
     }
 }
 
-const MEASURED: &str = "measured";
-const BOTH: &str = "both";
+const FITTED: &str = "measured (fit)";
+const ALL: &str = "all";
 
 /// `ours - rival` in seconds, part by part.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,8 +89,8 @@ pub(super) struct Attribution {
 }
 
 /// Splits the difference of two runs at the same target. Steps that `ours` needs beyond the rival's count at what a step of `ours`
-/// costs; every other term is the difference a step times the rival's steps. `one_copy` is [`ONE_COPY`] at that target. `None`
-/// where either run began at the target.
+/// costs; every other term is the difference a step times the rival's steps. `one_copy` is [`ONE_COPY`] at that target: what it lacks
+/// of the balance, replicas give. `None` where either run began at the target.
 pub(super) fn attribute(ours: &Reached, rival: &Reached, one_copy: Option<&Reached>) -> Option<Attribution> {
     let (a, b) = (per_step(ours)?, per_step(rival)?);
     let mut terms: [f64; 9] = std::array::from_fn(|i| rival.step * (a[i] - b[i]));
@@ -113,10 +108,10 @@ fn per_step(reached: &Reached) -> Option<[f64; 9]> {
     let cost = &reached.cost;
     let mut parts = [0.0; 9];
     for (name, busiest) in &cost.phases {
-        let mean = value(&cost.mean, name);
+        let mean = seconds_of(&cost.mean, name);
         let (of_mean, of_excess) = match name.as_str() {
             "gate" | "shared" | "forward" | "combine" => (Term::OtherCompute, Term::BalanceForward),
-            "recompute" | "dgrad" | "wgrad" => (Term::BackwardPairs, Term::BalanceBackward),
+            "recompute" | "dgrad" | "wgrad" => (Term::BackwardGemms, Term::BalanceBackward),
             "router_backward" | "optimizer" => (Term::OtherCompute, Term::BalanceBackward),
             _ => (Term::Selection, Term::Selection),
         };
@@ -129,13 +124,9 @@ fn per_step(reached: &Reached) -> Option<[f64; 9]> {
     (reached.step > 0.0).then(|| parts.map(|seconds| seconds / reached.step))
 }
 
-fn value(of: &BTreeMap<String, f64>, name: &str) -> f64 {
-    of.get(name).copied().unwrap_or(0.0)
-}
-
-/// [`attribute`] of [`OURS`] against `rival` in one cell and mode, at the last of [`TARGETS`].
+/// [`attribute`] of [`OURS`] against `rival` in one cell and mode, at the last target.
 pub(super) fn in_cell(cell: &Cell, ours: &PolicyRun, rival: &str) -> Option<Attribution> {
-    let last = |run: &PolicyRun| at_target(cell, run, TARGETS.len() - 1);
+    let last = |run: &PolicyRun| at_target(cell, run, LAST);
     let one_copy = find(cell, ONE_COPY, &ours.activations).filter(|run| run.trajectory == ours.trajectory);
     attribute(&last(ours)?, &last(find(cell, rival, &ours.activations)?)?, one_copy.and_then(last).as_ref())
 }
@@ -145,7 +136,7 @@ pub(super) fn in_cell(cell: &Cell, ours: &PolicyRun, rival: &str) -> Option<Attr
 pub(super) struct Line {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    /// "measured", "modelled" or "both".
+    /// "measured (fit)", "measured (scaled)", "modelled", or "all" of them together.
     pub(super) source: &'static str,
     /// Part of another line.
     pub(super) detail: bool,
@@ -171,25 +162,60 @@ pub(super) fn lines(group: &Group<'_>, mode: &str, rival: &str) -> Vec<Line> {
         lines.extend(line(names, false, &|found| Some(found.terms[term as usize])));
         if term == Term::BalanceBackward {
             let part = |i: usize| move |found: &Attribution| found.balance.map(|parts| parts[i]);
-            let placement = ("balance_placement", "  of the balance: placement", MEASURED);
-            let replicas = ("balance_replicas", "  of the balance: replicas (memory-driven)", MEASURED);
+            let placement = ("balance_placement", "  of the balance: placement", FITTED);
+            let replicas = ("balance_replicas", "  of the balance: replicas", FITTED);
             lines.extend(line(placement, true, &part(0)));
             lines.extend(line(replicas, true, &part(1)));
         }
     }
-    lines.extend(line(("total", "total", BOTH), false, &|found| Some(found.terms.iter().sum())));
+    lines.extend(line(("total", "total", ALL), false, &|found| Some(found.terms.iter().sum())));
     lines
 }
 
 /// Policies that [`OURS`] is compared with: those that are not variants of it.
 pub(super) fn rivals<'a>(group: &Group<'a>, mode: &str) -> Vec<&'a str> {
-    group.policies(mode).into_iter().filter(|policy| !policy.starts_with(OURS)).collect()
+    group.policies(mode).into_iter().filter(|policy| !is_ours(policy)).collect()
+}
+
+/// Why a policy cannot be part of an attribution; `None` where it reached the last target with some seed.
+fn out(group: &Group<'_>, mode: &str, policy: &str) -> Option<&'static str> {
+    let mut runs = group.runs(policy, mode).peekable();
+    if runs.peek().is_none() {
+        return Some("not run");
+    }
+    if let Some(stopped) = group.stopped(policy, mode) {
+        return Some(stopped.word());
+    }
+    let mut set = false;
+    for (cell, run) in runs.filter(|(_, run)| has_run(run)) {
+        set |= targets::losses(cell)[LAST].is_some();
+        if at_target(cell, run, LAST).is_some() {
+            return None;
+        }
+    }
+    Some(if set { "not reached" } else { "no target" })
+}
+
+/// What [`lines`] are missing for, and why: [`OURS`] alone where it is the one, else rivals, [`SYMI`] always among them.
+pub(super) fn missing(group: &Group<'_>, mode: &str) -> String {
+    if let Some(why) = out(group, mode, OURS) {
+        return format!("{OURS}: {why}");
+    }
+    let mut rivals = rivals(group, mode);
+    if !rivals.contains(&SYMI) {
+        rivals.insert(0, SYMI);
+    }
+    let without = rivals.into_iter().filter(|rival| lines(group, mode, rival).is_empty());
+    let why = |rival| format!("{rival}: {}", out(group, mode, rival).unwrap_or("not reached with a seed of both"));
+    without.map(why).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::groups::groups;
-    use super::super::sample::cell;
+    use std::collections::BTreeMap;
+
+    use super::super::sample::{cell, infeasible};
     use super::*;
     use crate::experiment::cell::Cost;
 
@@ -234,7 +260,7 @@ mod tests {
         let found = attribute(&ours, &rival, Some(&one_copy)).unwrap();
         let expected = [
             (Term::Steps, 22.0),
-            (Term::BackwardPairs, 10.0 * (2.0 - 4.0)),
+            (Term::BackwardGemms, 10.0 * (2.0 - 4.0)),
             (Term::OtherCompute, 10.0 * ((2.0 + 1.0) - (2.0 + 1.0))),
             (Term::BalanceForward, 10.0 * (1.0 - 2.0)),
             (Term::BalanceBackward, 10.0 * (1.0 - 2.0)),
@@ -309,6 +335,34 @@ mod tests {
         }
         let groups = groups(&cells);
         assert!(lines(&groups[0], "stash", "symi").iter().all(|line| !line.detail));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_from_what_was_not_reached() {
+        let mut cells = [cell(1)];
+        let missing = |cells: &[Cell], mode| super::missing(&groups(cells)[0], mode);
+        assert_eq!(missing(&cells, "stash"), "fixed: no fit");
+        assert_eq!(missing(&cells, "recompute"), "lrmoe: not reached");
+        cells[0].runs[0].infeasible = Some("diverged".into());
+        assert_eq!(missing(&cells, "stash"), "fixed: ended");
+        cells[0].runs.retain(|run| run.policy != "symi");
+        assert_eq!(missing(&cells, "stash"), "symi: not run; fixed: ended");
+        let mut late = find(&cells[0], "fixed-waves", "stash").unwrap().clone();
+        late.policy = "symi:20".into();
+        late.curve.truncate(3);
+        cells[0].runs.push(late);
+        assert_eq!(missing(&cells, "stash"), "symi: not run; fixed: ended; symi:20: not reached");
+        cells[0].plain.clear();
+        assert_eq!(missing(&cells, "stash"), "lrmoe: no target");
+        cells[0].runs = vec![infeasible("lrmoe", "stash")];
+        assert_eq!(missing(&cells, "stash"), "lrmoe: no fit");
+        cells[0].runs.clear();
+        assert_eq!(missing(&cells, "stash"), "lrmoe: not run");
+        let mut cells = [cell(1), cell(2)];
+        for (cell, late) in cells.iter_mut().zip(["symi", "lrmoe"]) {
+            cell.runs.iter_mut().filter(|run| run.policy == late).for_each(|run| run.curve.truncate(3));
+        }
+        assert_eq!(missing(&cells, "stash"), "fixed: no fit; symi: not reached with a seed of both");
     }
 
     #[test]

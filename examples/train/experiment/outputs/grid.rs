@@ -88,6 +88,9 @@ impl fmt::Display for Grid {
     }
 }
 
+pub(super) const MIB: f64 = 1_048_576.0;
+pub(super) const GIB: f64 = 1024.0 * MIB;
+
 /// What is written where there is no number.
 pub(super) const NOTHING: &str = "-";
 
@@ -98,13 +101,13 @@ pub(super) fn mean(spread: Option<Spread>, decimals: usize) -> String {
 
 /// Ratios as percent more or less than 1: the mean, and of several seeds `[least..most]`.
 pub(super) fn change(ratio: Option<Spread>) -> String {
-    let percent = |ratio: f64| signed(100.0 * (ratio - 1.0));
+    let percent = |ratio: f64| signed(100.0 * (ratio - 1.0), 1);
     ratio.map_or(NOTHING.into(), |s| ranged(s, percent))
 }
 
 /// Shares as percent, in the same form.
 pub(super) fn share(share: Option<Spread>) -> String {
-    share.map_or(NOTHING.into(), |s| ranged(s, |share| signed(100.0 * share)))
+    share.map_or(NOTHING.into(), |s| ranged(s, |share| signed(100.0 * share, 1)))
 }
 
 /// The range stands only where it is one.
@@ -113,9 +116,11 @@ fn ranged(s: Spread, text: impl Fn(f64) -> String) -> String {
     if least == most { mean } else { format!("{mean} [{least}..{most}]") }
 }
 
-/// One decimal and always a sign, except for what rounds to zero.
-pub(super) fn signed(x: f64) -> String {
-    if x.abs() < 0.05 { "0.0".into() } else { format!("{x:+.1}") }
+/// Always with a sign, except for what rounds to zero.
+pub(super) fn signed(x: f64, decimals: usize) -> String {
+    let zero = format!("{:.decimals$}", 0.0);
+    let text = format!("{x:+.decimals$}");
+    if text[1..] == zero { zero } else { text }
 }
 
 #[cfg(test)]
@@ -148,6 +153,7 @@ mod tests {
         assert_eq!(change(Spread::of([0.5, 1.0, 1.25])), "-8.3 [-50.0..+25.0]");
         assert_eq!(change(Spread::of([1.0, 1.0])), "0.0");
         assert_eq!((change(None), share(None), mean(None, 1)), ("-".into(), "-".into(), "-".into()));
-        assert_eq!((signed(-0.04), signed(0.06), signed(-0.06)), ("0.0".into(), "+0.1".into(), "-0.1".into()));
+        assert_eq!([-0.04, 0.04, 0.06, -0.06, 12.3].map(|x| signed(x, 1)), ["0.0", "0.0", "+0.1", "-0.1", "+12.3"]);
+        assert_eq!([-0.0004, 0.0006].map(|x| signed(x, 3)), ["0.000", "+0.001"]);
     }
 }

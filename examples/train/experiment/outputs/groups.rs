@@ -52,6 +52,38 @@ pub(super) fn has_run(run: &PolicyRun) -> bool {
     run.infeasible.is_none() && !run.curve.is_empty()
 }
 
+/// Why a run has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// No plan fits the budget.
+    NoFit,
+    /// Anything else: training diverged.
+    Ended,
+}
+
+impl Stopped {
+    pub(super) const ALL: [Self; 2] = [Self::NoFit, Self::Ended];
+
+    /// `None` of a run to the end.
+    pub(super) fn of(run: &PolicyRun) -> Option<Self> {
+        let reason = run.infeasible.as_ref()?;
+        Some(if reason.contains("budget") { Self::NoFit } else { Self::Ended })
+    }
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::NoFit => "no fit",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// "seeds 1, 2".
+pub(super) fn list(seeds: &[u64]) -> String {
+    let word = if seeds.len() == 1 { "seed" } else { "seeds" };
+    format!("{word} {}", seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
+}
+
 /// A run at target number `target`; `None` where the target was not set or not reached.
 pub(super) fn at_target(cell: &Cell, run: &PolicyRun, target: usize) -> Option<Reached> {
     let loss = (*targets::losses(cell).get(target)?)?;
@@ -74,10 +106,16 @@ impl<'a> Group<'a> {
     /// What its cells have in common, and their seeds.
     pub(super) fn title(&self) -> String {
         let key = &self.first.key;
-        let seeds = self.seeds();
-        let list = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let word = if seeds.len() == 1 { "seed" } else { "seeds" };
-        format!("{}, {} balancing, {} tokens a step, {word} {list}", key.preset, key.balancing, key.tokens)
+        let seeds = list(&self.seeds());
+        format!("{}, {} balancing, {} tokens a step, {seeds}", key.preset, key.balancing, key.tokens)
+    }
+
+    /// The model that the small one stands for: the one whose memory is shown.
+    pub(super) fn real_model(&self) -> String {
+        let Cell { key, protocol, .. } = self.first;
+        // Tokens are counted in whole ones for each of the small model's.
+        let tokens = key.tokens.div_ceil(protocol.ranks) as f64 * (1.0 / protocol.token_scale).round();
+        format!("{} itself, {} layers, {tokens} tokens a rank", key.preset, protocol.real_layers)
     }
 
     /// Activation modes in the order of the runs.
@@ -90,6 +128,11 @@ impl<'a> Group<'a> {
         self.distinct(|run| (run.activations == mode).then_some(run.policy.as_str()))
     }
 
+    /// Policies of any activation mode.
+    pub(super) fn all_policies(&self) -> Vec<&'a str> {
+        self.distinct(|run| Some(run.policy.as_str()))
+    }
+
     fn distinct(&self, of: impl Fn(&'a PolicyRun) -> Option<&'a str>) -> Vec<&'a str> {
         let mut found = Vec::new();
         for name in self.cells.iter().flat_map(|cell| &cell.runs).filter_map(of) {
@@ -100,9 +143,28 @@ impl<'a> Group<'a> {
         found
     }
 
-    /// Runs of a policy, those that do not fit included.
+    /// Runs of a policy, those that stopped included.
     pub(super) fn runs(&self, policy: &str, mode: &str) -> impl Iterator<Item = (&'a Cell, &'a PolicyRun)> {
         self.cells.iter().filter_map(move |cell| Some((*cell, find(cell, policy, mode)?)))
+    }
+
+    /// Why a policy has numbers with no seed; `None` where it has some, or was not run.
+    pub(super) fn stopped(&self, policy: &str, mode: &str) -> Option<Stopped> {
+        let mut found = None;
+        for (_, run) in self.runs(policy, mode) {
+            let stopped = Stopped::of(run)?;
+            if found != Some(Stopped::Ended) {
+                found = Some(stopped);
+            }
+        }
+        found
+    }
+
+    /// Seeds with which a policy stopped for this reason, and the reason of the first of them.
+    pub(super) fn stopped_seeds(&self, policy: &str, mode: &str, why: Stopped) -> (Vec<u64>, Option<&'a str>) {
+        let runs = self.runs(policy, mode).filter(|(_, run)| Stopped::of(run) == Some(why));
+        let (seeds, reasons): (Vec<u64>, Vec<_>) = runs.map(|(cell, run)| (cell.key.seed, &run.infeasible)).unzip();
+        (seeds, reasons.first().and_then(|reason| reason.as_deref()))
     }
 
     /// `of` each seed's run that has numbers; seeds without a value do not count.
@@ -144,7 +206,7 @@ mod tests {
     #[test]
     fn cells_of_different_protocols_or_machines_are_never_mixed() {
         let mut cells = vec![cell(3), cell(1), cell(2), cell(4), cell(5)];
-        cells[2].protocol.budget += 1;
+        cells[2].protocol.budget = None;
         cells[3].machine["threads"] = 64.into();
         cells[4].key.tokens += 1;
         let groups = groups(&cells);
@@ -173,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_do_not_fit_have_no_numbers() {
+    fn runs_that_stopped_have_no_numbers() {
         let cells = [cell(1)];
         let groups = groups(&cells);
         let group = &groups[0];
@@ -184,6 +246,34 @@ mod tests {
         assert_eq!(group.ratio("lrmoe", "stash", "symi", |_, _| Some(0.0)), None);
         assert_eq!(Spread::of([]), None);
         assert_eq!(group.modes(), ["stash", "recompute"]);
-        assert_eq!(group.policies("recompute"), ["fixed", "fixed-waves", "symi", "lrmoe-1copy", "lrmoe"]);
+        let policies = ["fixed", "fixed-waves", "symi", "lrmoe-1copy", "lrmoe"];
+        assert_eq!((group.policies("recompute"), group.all_policies()), (policies.to_vec(), policies.to_vec()));
+    }
+
+    #[test]
+    fn what_has_nothing_to_do_with_the_budget_ended() {
+        let mut cells = [cell(1), cell(2)];
+        let stopped = |cells: &[Cell], policy| groups(cells)[0].stopped(policy, "stash");
+        assert_eq!((stopped(&cells, "fixed"), stopped(&cells, "symi")), (Some(Stopped::NoFit), None));
+        assert_eq!(stopped(&cells, "nobody"), None);
+        for (i, reason) in ["diverged", "another budget of 3 bytes"].into_iter().enumerate() {
+            cells[i].runs[0].infeasible = Some(reason.into());
+        }
+        assert_eq!(stopped(&cells, "fixed"), Some(Stopped::Ended));
+        {
+            let groups = groups(&cells);
+            let seeds = |why| groups[0].stopped_seeds("fixed", "stash", why);
+            assert_eq!(seeds(Stopped::Ended), (vec![1], Some("diverged")));
+            assert_eq!(seeds(Stopped::NoFit), (vec![2], Some("another budget of 3 bytes")));
+        }
+        cells[1].runs[0] = PolicyRun { policy: "fixed".into(), ..cells[1].runs[2].clone() };
+        assert_eq!(stopped(&cells, "fixed"), None);
+    }
+
+    #[test]
+    fn the_real_model_has_its_own_layers_and_tokens() {
+        let cells = [cell(1)];
+        // 4608 tokens on two ranks, each of which stands for 16.
+        assert_eq!(groups(&cells)[0].real_model(), "qwen3-30b-a3b itself, 48 layers, 36864 tokens a rank");
     }
 }

@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `targets.rs` | target losses, and when a run reaches one |
-//! | `groups.rs` | which cells may be averaged, and how |
+//! | `groups.rs`, `names.rs` | which cells may be averaged, and how; policies that are singled out |
 //! | `summary.rs`, `report.rs` | report.json |
 //! | `attribution.rs` | where the difference between two policies comes from |
 //! | `grid.rs`, `table.rs`, `verdict.rs` | the printed tables |
@@ -21,6 +21,7 @@ mod attribution;
 mod charts;
 mod grid;
 mod groups;
+mod names;
 mod panels;
 mod report;
 #[cfg(test)]

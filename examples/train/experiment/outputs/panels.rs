@@ -15,8 +15,9 @@ const PLOT: i32 = 220;
 const NAMES: i32 = 54;
 const LEFT: i32 = 56;
 const RIGHT: i32 = 20;
-/// Of one policy.
-const SLOT: i32 = 76;
+/// The least width of a policy's place, and what a character of its name takes.
+const SLOT: i32 = 80;
+const CHARACTER: i32 = 7;
 /// From the top of a number to what it stands on.
 const LABEL: i32 = 15;
 const TICKS: f64 = 5.0;
@@ -27,6 +28,8 @@ pub(super) struct Panel<'a, 'b> {
     left: i32,
     /// The pixel of 0.
     base: i32,
+    /// Of a policy's place.
+    slot: i32,
     top: f64,
 }
 
@@ -37,7 +40,7 @@ impl Panel<'_, '_> {
 
     /// The left end and the width of a policy's place.
     pub(super) fn slot(&self, policy: usize) -> (i32, i32) {
-        (self.left + SLOT * policy as i32, SLOT)
+        (self.left + self.slot * policy as i32, self.slot)
     }
 
     /// A bar from one value to another.
@@ -78,6 +81,10 @@ pub(super) trait Bars {
     fn headline(&self) -> (&str, &str);
     /// Symbols and words, from the left end of the header's last line.
     fn legend(&self, area: &Area<'_>, at: (i32, i32)) -> Drawn;
+    /// What stands above the panels of a group.
+    fn title(&self, group: &Group<'_>) -> String {
+        group.title()
+    }
     /// What the height of a bar is, with its unit.
     fn unit(&self) -> &str;
     /// Highest value of a panel, or why there is nothing to draw.
@@ -97,7 +104,9 @@ fn draw(svg: &mut String, groups: &[Group<'_>], bars: &dyn Bars) -> Drawn {
     let panels =
         || groups.iter().flat_map(|group| group.modes().into_iter().map(move |mode| group.policies(mode).len()));
     let columns = groups.iter().map(|group| group.modes().len()).max().unwrap_or(0).max(1) as i32;
-    let column = LEFT + RIGHT + SLOT * panels().max().unwrap_or(0).max(1) as i32;
+    let names = groups.iter().flat_map(Group::all_policies).map(|policy| policy.chars().count());
+    let slot = SLOT.max(CHARACTER * names.max().unwrap_or(0) as i32);
+    let column = LEFT + RIGHT + slot * panels().max().unwrap_or(0).max(1) as i32;
     let row = TITLE + PLOT + NAMES;
     let size = ((columns * column).max(1000) as u32, (HEADER + row * groups.len().max(1) as i32) as u32);
     let area = SVGBackend::with_string(svg, size).into_drawing_area();
@@ -111,18 +120,18 @@ fn draw(svg: &mut String, groups: &[Group<'_>], bars: &dyn Bars) -> Drawn {
     }
     for (i, group) in groups.iter().enumerate() {
         let y = HEADER + row * i as i32;
-        write(&area, &format!("[{}] {}", i + 1, group.title()), (24, y), 14, HPos::Left, &INK)?;
+        write(&area, &format!("[{}] {}", i + 1, bars.title(group)), (24, y), 14, HPos::Left, &INK)?;
         for (j, mode) in group.modes().into_iter().enumerate() {
-            panel(&area, (column * j as i32, y + TITLE), group, mode, bars)?;
+            panel(&area, (column * j as i32, y + TITLE), slot, (group, mode), bars)?;
         }
     }
     Ok(area.present()?)
 }
 
-fn panel(area: &Area<'_>, (x, y): (i32, i32), group: &Group<'_>, mode: &str, bars: &dyn Bars) -> Drawn {
+fn panel(area: &Area<'_>, (x, y): (i32, i32), slot: i32, (group, mode): (&Group<'_>, &str), bars: &dyn Bars) -> Drawn {
     let policies = group.policies(mode);
     let (left, base) = (x + LEFT, y + PLOT);
-    let right = left + SLOT * policies.len() as i32;
+    let right = left + slot * policies.len() as i32;
     let (top, step) = match bars.top(group, mode) {
         Ok(top) => ticks(top),
         Err(reason) => {
@@ -130,13 +139,13 @@ fn panel(area: &Area<'_>, (x, y): (i32, i32), group: &Group<'_>, mode: &str, bar
             return Ok(());
         }
     };
-    let panel = Panel { area, left, base, top };
+    let panel = Panel { area, left, base, slot, top };
+    let decimals = (-step.log10().floor()).max(0.0) as usize;
     for tick in 0..=(top / step).round() as i32 {
         let value = f64::from(tick) * step;
         let at = panel.y(value);
         area.draw(&PathElement::new([(left, at), (right, at)], FAINT.stroke_width(1)))?;
-        let text = if step < 1.0 { format!("{value:.1}") } else { format!("{value:.0}") };
-        write(area, &text, (left - 8, at - 6), 11, HPos::Right, &INK)?;
+        write(area, &format!("{value:.decimals$}"), (left - 8, at - 6), 11, HPos::Right, &INK)?;
     }
     for (i, policy) in policies.iter().enumerate() {
         bars.draw(&panel, group, mode, policy, i)?;

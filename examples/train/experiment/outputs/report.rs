@@ -6,23 +6,29 @@ use serde_json::{Map, Value, json};
 use super::attribution;
 use super::groups::{Group, at_target, groups, has_run};
 use super::summary;
-use super::targets::{self, Reached};
-use crate::experiment::cell::{Cell, Cost, NETWORKS, PLANNED, PolicyRun, TARGETS};
+use super::targets::{self, LAST, Reached};
+use crate::experiment::cell::{Cell, Cost, Memory, NETWORKS, PLANNED, PolicyRun, TARGETS};
 
 /// Phases of the forward pass; those of the backward pass are all others but the optimizer's.
 const FORWARD: [&str; 4] = ["gate", "shared", "forward", "combine"];
 const OPTIMIZER: &str = "optimizer";
 /// Where numbers come from, by group.
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 12] = [
     ("steps, losses, curves, pairs", "measured: counted in training"),
     ("busiest_over_mean, replicas, waves", "measured: counted in the plans and routes of every step"),
-    ("moe_forward_s, moe_backward_s, optimizer_s", "measured: a fit to the measured shares of sampled steps"),
-    ("sampled, fit", "measured: what the fit says of the very shares that were measured"),
-    ("plan_s", "measured on this machine, times time_scale of the protocol"),
+    ("moe_forward_s, moe_backward_s, optimizer_s", "measured (fit): a fit to measured shares of sampled steps"),
+    ("sampled.measured_s", "measured: shares executed and timed"),
+    ("sampled.fitted_s, fit", "measured (fit): what the fit says of the very shares that were measured"),
+    ("plan_s", "measured (scaled): on this machine, times time_scale of the protocol"),
     ("exchange_s, optimizer_exchange_s", "modelled: bytes of the plans over the scaled cluster's links"),
     ("bytes_inter_node", "modelled: bytes of the plans"),
     ("peak_bytes, subtotal_bytes", "modelled: reserved by the plans"),
-    ("moe_s", "the sum of measured and modelled seconds"),
+    ("real_peak_bytes, real_subtotal_bytes", "modelled: what the same plans reserve in the real model, all its layers"),
+    ("moe_s", "measured (fit) + measured (scaled) + modelled: the sum of all seconds"),
+    (
+        "moe_s_over_symi_corrected",
+        "as moe_s, with every policy's compute times its own sampled.measured_s / sampled.fitted_s",
+    ),
 ];
 
 /// Seconds by where they are spent. They add up to `moe_s`.
@@ -53,7 +59,7 @@ impl Parts {
     }
 }
 
-/// The text of report.json. What was not reached, or does not fit its budget, is null.
+/// The text of report.json. What was not reached, or stopped before its end, is null.
 pub(super) fn json(cells: &[Cell]) -> Value {
     let groups = groups(cells);
     let sources = SOURCES.map(|(group, source)| (group.to_owned(), json!(source)));
@@ -90,12 +96,16 @@ fn group_json(group: &Group<'_>) -> Value {
 fn run_json(cell: &Cell, run: &PolicyRun) -> Value {
     let losses = targets::losses(cell);
     let reached: Vec<Option<Reached>> = (0..TARGETS.len()).map(|target| at_target(cell, run, target)).collect();
-    let last = reached.last().and_then(Option::as_ref);
+    let last = reached[LAST].as_ref();
     let there = has_run(run).then_some(());
     let total = run.curve.last().map(|point| Parts::of(&point.cost));
     let to_target = last.map(|reached| Parts::of(&reached.cost));
-    let peak = Category::ALL.map(|category| category.to_string());
-    let bytes = |name: &str| there.map(|()| run.peak_bytes.get(name).copied().unwrap_or(0));
+    let by_category = |memory: &Memory| -> Map<String, Value> {
+        let names = Category::ALL.map(|category| category.to_string()).into_iter();
+        let bytes = |name: &str| json!(there.map(|()| memory.peak_bytes.get(name).copied().unwrap_or(0)));
+        names.map(|name| (name.clone(), bytes(&name))).collect()
+    };
+    let peak_total = |memory: &Memory| there.map(|()| memory.peak_bytes.values().sum::<u64>());
     let targets = TARGETS.iter().zip(losses).zip(&reached).map(|((fraction, loss), reached)| {
         let seconds = |network: usize| reached.as_ref().map(|r| r.cost.moe_s(network));
         json!({
@@ -110,7 +120,7 @@ fn run_json(cell: &Cell, run: &PolicyRun) -> Value {
         "seed": cell.key.seed,
         "infeasible": run.infeasible,
         "steps": there.map(|()| run.steps),
-        "target_loss": losses.last(),
+        "target_loss": losses[LAST],
         "reached_step": last.map(|r| r.step),
         "moe_s_to_target": last.map(|r| r.cost.moe_s(PLANNED)),
         "parts_to_target": to_target.map(parts_json),
@@ -129,9 +139,12 @@ fn run_json(cell: &Cell, run: &PolicyRun) -> Value {
         "busiest_over_mean_backward": there.map(|()| run.busiest_over_mean_backward),
         "replicas_mean": there.map(|()| run.replicas_mean),
         "waves": there.map(|()| run.waves),
-        "peak_bytes": peak.into_iter().map(|name| (name.clone(), json!(bytes(&name)))).collect::<Map<_, _>>(),
-        "peak_total_bytes": there.map(|()| run.peak_bytes.values().sum::<u64>()),
-        "subtotal_bytes": there.map(|()| run.subtotal_bytes),
+        "peak_bytes": by_category(&run.memory),
+        "peak_total_bytes": peak_total(&run.memory),
+        "subtotal_bytes": there.map(|()| run.memory.subtotal_bytes),
+        "real_peak_bytes": by_category(&run.real_memory),
+        "real_peak_total_bytes": peak_total(&run.real_memory),
+        "real_subtotal_bytes": there.map(|()| run.real_memory.subtotal_bytes),
         "final_val_loss": run.curve.last().map(|p| p.val_loss),
         "sampled": there.map(|()| run.sampled),
         "targets": targets.collect::<Vec<_>>(),
@@ -172,7 +185,7 @@ mod tests {
     use super::super::sample::cell;
     use super::*;
 
-    const RUN_KEYS: [&str; 32] = [
+    const RUN_KEYS: [&str; 35] = [
         "policy",
         "activations",
         "trajectory",
@@ -201,6 +214,9 @@ mod tests {
         "peak_bytes",
         "peak_total_bytes",
         "subtotal_bytes",
+        "real_peak_bytes",
+        "real_peak_total_bytes",
+        "real_subtotal_bytes",
         "final_val_loss",
         "sampled",
         "targets",
@@ -227,10 +243,10 @@ mod tests {
         assert_eq!((&first["protocol"]["budget"], &first["machine"]["threads"]), (&json!(256 << 20), &json!(2)));
         for run in first["runs"].as_array().unwrap() {
             assert_eq!(keys(run), RUN_KEYS.into());
-            assert_eq!(
-                keys(&run["peak_bytes"]),
-                Category::ALL.map(|c| c.to_string()).iter().map(String::as_str).collect()
-            );
+            for peak in ["peak_bytes", "real_peak_bytes"] {
+                let categories = Category::ALL.map(|c| c.to_string());
+                assert_eq!(keys(&run[peak]), categories.iter().map(String::as_str).collect());
+            }
             assert_eq!(run["targets"].as_array().unwrap().len(), TARGETS.len());
             let of_target = ["fraction", "loss", "step", "moe_s", "moe_s_half_network", "moe_s_twice_network"];
             assert_eq!(keys(&run["targets"][0]), of_target.into());
@@ -266,7 +282,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_reached_or_does_not_fit_is_null() {
+    fn memory_of_the_small_model_and_of_the_real_one_are_apart() {
+        let mut cells = [cell(1)];
+        cells[0].protocol.budget = None;
+        let report = json(&cells);
+        assert!(report["cells"][0]["protocol"]["budget"].is_null());
+        let waves = run(&report, "fixed-waves", "stash");
+        // The sample's categories take 1 to 8 MiB and 1 to 8 GiB.
+        for (unit, names) in [
+            (1_u64 << 20, ["peak_bytes", "peak_total_bytes", "subtotal_bytes"]),
+            (1 << 30, ["real_peak_bytes", "real_peak_total_bytes", "real_subtotal_bytes"]),
+        ] {
+            assert_eq!((&waves[names[0]]["weights"], &waves[names[1]]), (&json!(unit), &json!(36 * unit)));
+            assert_eq!(waves[names[2]], json!(if unit == 1 << 20 { 20 * unit } else { 40 * unit }));
+        }
+    }
+
+    #[test]
+    fn what_was_not_reached_or_stopped_is_null() {
         let report = json(&[cell(1)]);
         let late = run(&report, "lrmoe", "recompute");
         for name in ["reached_step", "moe_s_to_target", "parts_to_target"] {
@@ -274,7 +307,7 @@ mod tests {
         }
         assert!(late["target_loss"].is_f64() && late["moe_forward_s"].is_f64() && late["targets"][0]["step"].is_null());
         let unfit = run(&report, "fixed", "stash");
-        assert_eq!(unfit["infeasible"], "needs 3 MiB more");
+        assert_eq!(unfit["infeasible"], "needs 3 MiB more than its budget");
         let known = [
             "policy",
             "activations",
@@ -285,11 +318,14 @@ mod tests {
             "curve",
             "targets",
             "peak_bytes",
+            "real_peak_bytes",
         ];
         for name in RUN_KEYS.iter().filter(|name| !known.contains(name)) {
             assert!(unfit[name].is_null(), "{name} is {}", unfit[name]);
         }
-        assert!(unfit["peak_bytes"].as_object().unwrap().values().all(Value::is_null));
+        for peak in ["peak_bytes", "real_peak_bytes"] {
+            assert!(unfit[peak].as_object().unwrap().values().all(Value::is_null));
+        }
         assert!(unfit["curve"].as_array().unwrap().is_empty());
     }
 

@@ -6,7 +6,7 @@ use lrmoe::memory::Category;
 use lrmoe::plan::ClusterSpec;
 use serde_json::json;
 
-use crate::experiment::cell::{Cell, Cost, Event, Key, Point, PolicyRun, Protocol, Sampled, Timeline};
+use crate::experiment::cell::{Cell, Cost, Event, Key, Memory, Point, PolicyRun, Protocol, Sampled, Timeline};
 
 /// Planned steps of every cell here.
 pub(crate) const STEPS: u64 = 100;
@@ -45,15 +45,18 @@ pub(crate) fn run(policy: &str, activations: &str, trajectory: &str, speed: f64,
     };
     let point = |step: u64| {
         let lag = if step == 0 { 0.0 } else { lag };
-        Point { step, val_loss: 2.0 + 3.0 / (1.0 + step as f64 / 10.0) + lag, cost: cost(step) }
+        Point { step, val_loss: loss(step) + lag, cost: cost(step) }
     };
-    let peak = Category::ALL.map(|category| (category.to_string(), (1 << 20) * (1 + category as u64)));
+    let memory = |unit: u64| {
+        let peak = Category::ALL.map(|category| (category.to_string(), unit * (1 + category as u64)));
+        Memory { peak_bytes: peak.into(), subtotal_bytes: 20 * unit }
+    };
     PolicyRun {
         policy: policy.into(),
         activations: activations.into(),
         trajectory: trajectory.into(),
         steps: STEPS,
-        curve: (0..=STEPS / 5).map(|i| point(5 * i)).collect(),
+        curve: validated().map(point).collect(),
         routed_pairs: 8000,
         backward_pairs: if trajectory == "all" { 8000 } else { 4000 },
         dropped_pairs: 0,
@@ -62,11 +65,20 @@ pub(crate) fn run(policy: &str, activations: &str, trajectory: &str, speed: f64,
         replicas_mean: 4.0,
         bytes_inter_node: 1e9,
         waves: 1,
-        peak_bytes: peak.into(),
-        subtotal_bytes: 20 << 20,
+        memory: memory(1 << 20),
+        real_memory: memory(1 << 30),
         sampled: Sampled { count: 10, measured_s: 2.0, fitted_s: 2.1 },
         infeasible: None,
     }
+}
+
+/// Of the plain run.
+fn loss(step: u64) -> f64 {
+    2.0 + 3.0 / (1.0 + step as f64 / 10.0)
+}
+
+fn validated() -> impl Iterator<Item = u64> {
+    (0..=STEPS / 5).map(|i| 5 * i)
 }
 
 /// A policy that does not fit its budget.
@@ -81,10 +93,10 @@ pub(crate) fn infeasible(policy: &str, activations: &str) -> PolicyRun {
         replicas_mean: 0.0,
         bytes_inter_node: 0.0,
         waves: 0,
-        peak_bytes: BTreeMap::new(),
-        subtotal_bytes: 0,
+        memory: Memory::default(),
+        real_memory: Memory::default(),
         sampled: Sampled::default(),
-        infeasible: Some("needs 3 MiB more".into()),
+        infeasible: Some("needs 3 MiB more than its budget".into()),
         ..run(policy, activations, "all", 1.0, 0.0)
     }
 }
@@ -103,12 +115,13 @@ pub(crate) fn cell(seed: u64) -> Cell {
             run("lrmoe", mode, "lrmoe", 0.7, lag),
         ]);
     }
-    runs[2].subtotal_bytes = 40 << 20;
+    runs[2].real_memory.subtotal_bytes = 40 << 30;
     let key = Key { preset: "qwen3-30b-a3b".into(), balancing: "usual".into(), tokens: 4608, seed };
     let machine = json!({"cpu": "test", "threads": 2, "arch": "x86_64", "os": "linux"});
     let fit = [("forward".to_owned(), [1.01, 0.03]), ("wgrad".to_owned(), [0.98, 0.05])].into();
     let timelines = vec![timeline("symi", "stash"), timeline("lrmoe", "recompute")];
-    Cell { key, protocol: protocol(), machine, runs, fit, timelines }
+    let plain = validated().map(|step| (step, loss(step))).collect();
+    Cell { key, protocol: protocol(), machine, plain, runs, fit, timelines }
 }
 
 fn protocol() -> Protocol {
@@ -130,10 +143,12 @@ fn protocol() -> Protocol {
         ranks_per_node: 1,
         cluster: "a100-100g".into(),
         scaled,
-        token_scale: 16.0,
+        token_scale: 0.0625,
         time_scale: 0.5,
         counter_scale: 0.01,
-        budget: 256 << 20,
+        budget: Some(256 << 20),
+        real_layers: 48,
+        slots: 10,
         steps: STEPS,
         layers: 2,
         hidden: 64,

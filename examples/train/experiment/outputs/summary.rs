@@ -3,15 +3,9 @@
 use serde_json::{Value, json};
 
 use super::groups::{Group, Spread, at_target};
+use super::names::{FIXED, SYMI};
 use super::targets;
 use crate::experiment::cell::{Cell, NETWORKS, PLANNED, PolicyRun, TARGETS};
-
-/// Where MoE seconds are compared with.
-pub(super) const SYMI: &str = "symi";
-/// Ownership that never moves.
-pub(super) const FIXED: &str = "fixed";
-/// The same in as many waves as its memory asks for.
-pub(super) const FIXED_WAVES: &str = "fixed-waves";
 
 /// One policy, activation mode and target.
 #[derive(Debug, Clone, Copy)]
@@ -52,11 +46,25 @@ impl Row<'_> {
         move |cell, run| Some(at_target(cell, run, target)?.cost.moe_s(network))
     }
 
-    /// Seeds with a run, and those of them where it does not fit the budget.
+    /// As [`Row::over`] at the planned network, if the fit were wrong about each run's compute by as much as it is about its samples.
+    pub(super) fn corrected_over(&self, rival: &str) -> Option<Spread> {
+        self.group.ratio(self.policy, self.mode, rival, |cell, run| {
+            let cost = at_target(cell, run, self.target)?.cost;
+            Some(cost.moe_s(PLANNED) + (measured_over_fitted(run)? - 1.0) * cost.compute_s())
+        })
+    }
+
+    /// Seeds with a run, and those of them where it stopped.
     pub(super) fn seeds(&self) -> (usize, usize) {
         let runs = || self.group.runs(self.policy, self.mode);
         (runs().count(), runs().filter(|(_, run)| run.infeasible.is_some()).count())
     }
+}
+
+/// Seconds of a run's samples over what the fit says of the same shares.
+pub(super) fn measured_over_fitted(run: &PolicyRun) -> Option<f64> {
+    let sampled = run.sampled;
+    (sampled.count > 0 && sampled.fitted_s > 0.0).then(|| sampled.measured_s / sampled.fitted_s)
 }
 
 /// Every mode, policy and target.
@@ -101,6 +109,7 @@ pub(super) fn json(index: usize, group: &Group<'_>) -> Vec<Value> {
             ("reached_seeds", json!(row.step().map_or(0, |s| s.seeds))),
             ("step", spread(row.step())),
             ("steps_over_plain", spread(row.steps_over_plain())),
+            ("moe_s_over_symi_corrected", spread(row.corrected_over(SYMI))),
             ("networks", (0..NETWORKS.len()).map(with_speed).collect()),
         ] {
             object[name] = value;
@@ -154,6 +163,38 @@ mod tests {
         assert_eq!((&row["group"], &row["seeds"], &row["reached_seeds"]), (&json!(4), &json!(3), &json!(3)));
         assert!(row["steps_over_plain"]["mean"].as_f64().unwrap() > 1.0);
         assert_eq!(find(&rows, "symi", "recompute", 0.6)["steps_over_plain"]["mean"], 1.0);
+    }
+
+    #[test]
+    fn compute_alone_is_corrected_by_each_policys_own_samples() {
+        let mut cells = [cell(1)];
+        for run in &mut cells[0].runs {
+            run.sampled.measured_s = if run.policy == "lrmoe" { 1.2 } else { 0.9 } * run.sampled.fitted_s;
+        }
+        let cost = |policy: &str| {
+            let run = super::super::groups::find(&cells[0], policy, "stash").unwrap();
+            at_target(&cells[0], run, 2).unwrap().cost
+        };
+        let rest = |cost: &crate::experiment::cell::Cost| cost.moe_s(PLANNED) - cost.compute_s();
+        let (ours, symi) = (cost("lrmoe"), cost("symi"));
+        let expected = (1.2 * ours.compute_s() + rest(&ours)) / (0.9 * symi.compute_s() + rest(&symi));
+        let rows = json(0, &groups(&cells)[0]);
+        let found = &find(&rows, "lrmoe", "stash", 0.95)["moe_s_over_symi_corrected"];
+        assert!((found["mean"].as_f64().unwrap() - expected).abs() < 1e-12, "{found}");
+        let symi = cells[0].runs.iter_mut().find(|run| run.policy == "symi" && run.activations == "stash").unwrap();
+        symi.sampled = Default::default();
+        let rows = json(0, &groups(&cells)[0]);
+        assert!(find(&rows, "lrmoe", "stash", 0.95)["moe_s_over_symi_corrected"].is_null());
+    }
+
+    #[test]
+    fn steps_are_compared_with_the_plain_runs_own() {
+        let mut cells = [cell(1)];
+        cells[0].runs.retain(|run| run.policy == "lrmoe" && run.activations == "stash");
+        let rows = json(0, &groups(&cells)[0]);
+        let row = find(&rows, "lrmoe", "stash", 0.95);
+        let step = row["step"]["mean"].as_f64().unwrap();
+        assert!((row["steps_over_plain"]["mean"].as_f64().unwrap() - step / 95.0).abs() < 1e-12 && step > 95.0);
     }
 
     #[test]

@@ -2,24 +2,32 @@
 
 use lrmoe::memory::Category;
 
-use super::attribution::{self, OURS};
-use super::grid::{Grid, NOTHING, change, mean, share};
-use super::groups::{Group, Spread, at_target, groups};
+use super::attribution;
+use super::grid::{GIB, Grid, MIB, NOTHING, change, mean, share, signed};
+use super::groups::{Group, Spread, Stopped, at_target, groups, list};
+use super::names::{FIXED, FIXED_WAVES, OURS, SYMI};
 use super::report::Parts;
-use super::summary::{FIXED, FIXED_WAVES, Row, SYMI};
+use super::summary::Row;
+use super::targets::{LAST, percent};
 use super::verdict;
-use crate::experiment::cell::{Cell, NETWORKS, PLANNED, PolicyRun, TARGETS};
+use crate::experiment::cell::{Cell, Memory, NETWORKS, PLANNED, PolicyRun, TARGETS};
 
-const MIB: f64 = 1_048_576.0;
-const GIB: f64 = 1_073_741_824.0;
-const LAST: usize = TARGETS.len() - 1;
 const LEGEND: &str = "\
 Targets are the plain run's validation losses at 60, 80 and 95 % of its steps. Seconds are those of all MoE layers until a run
 first comes down to a target, optimizer, traffic and planning included; what a phase takes is what its busiest rank takes.
-measured: executed and timed on this machine share by share for sampled steps, and fitted to all others. modelled: from the bytes
-of the plans over the network named. Numbers are means over seeds, with [least..most] of ratios, which are taken seed by seed.
+measured: counted in training, or timed on this machine. measured (fit): compute, by a fit to the measured shares of sampled steps.
+measured (scaled): planning, timed on this machine, times the time scale. modelled: from the bytes of the plans, seconds over the
+network named. MoE s is the sum of the last three.
+Numbers are means over seeds, with [least..most] of ratios, which are taken seed by seed.
 Subtotal: weights, replicas and everything that grows with tokens, at the rank and step where that is largest.
-n/r: not reached; (2/3): reached with two of three seeds, which alone are averaged; no fit: does not fit its budget.";
+n/r: not reached; (2/3): reached with two of three seeds, which alone are averaged; no fit: does not fit its budget; ended: stopped
+for another reason.";
+const NOTES: &str = "\
+Notes
+symi-drop drops in training only: it is validated without dropping.
+Networks x 0.5 and x 2 change bandwidth, not latency, and keep the plans that were made for x 1.
+The gate's work does not shrink with the model, so it weighs more here than in the real model, for all policies alike.
+lrmoe's activation modes share one training run, whose quotas are those of the last mode.";
 
 /// Everything that is printed.
 pub(super) fn text(cells: &[Cell]) -> String {
@@ -29,28 +37,25 @@ pub(super) fn text(cells: &[Cell]) -> String {
         text += &format!("\n[{}] {}\n{}\n", i + 1, group.title(), protocol(group.first));
         for mode in group.modes() {
             text += &format!("\n{mode}: time\n{}", time(group, mode));
-            text += &misfits(group, mode);
+            text += &stopped(group, mode);
             text += &format!("\n{mode}: parts of the time to the last target, and loads\n{}", parts(group, mode));
-            text += &format!("\n{mode}: memory of the fullest rank\n{}", memory(group, mode));
-            text += &format!("\n{mode}: where lrmoe's difference comes from\n{}", difference(group, mode));
+            text += &format!("\n{mode}: memory of the fullest rank of {}\n{}", group.real_model(), memory(group, mode));
+            text += &format!("\n{mode}: where {OURS}'s difference comes from\n{}", difference(group, mode));
         }
-        text += &format!("\nMoE s to the last target vs symi % on slower and faster networks\n{}", networks(group));
+        text += &format!("\nMoE s to the last target vs {SYMI} % on slower and faster networks\n{}", networks(group));
     }
-    text += &format!("\nWhere lrmoe loses\n{}", verdict::loses(&groups));
+    text += &format!("\nWhere {OURS} loses\n{}", verdict::loses(&groups));
     text += &format!("\nHow well the fit repeats what was measured\n{}", verdict::fit(&groups));
-    text
+    text + &format!("\n{NOTES}\n")
 }
 
 fn protocol(cell: &Cell) -> String {
     let p = &cell.protocol;
+    let budget = p.budget.map_or("no limit".into(), |bytes| format!("{:.1} MiB", bytes as f64 / MIB));
     let machine = format!(
-        "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), {:.1} MiB a rank, text {}",
-        p.ranks,
-        p.ranks_per_node,
-        p.cluster,
-        p.time_scale,
-        p.budget as f64 / MIB,
-        p.corpus
+        "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), memory of a rank: {budget}, \
+         expert slots of {SYMI} and eplb: {}",
+        p.ranks, p.ranks_per_node, p.cluster, p.time_scale, p.slots
     );
     let model = format!(
         "{} layers, hidden {}, {} experts of width {}, top-{}; {} steps; retain {}, alpha {}, slack {}, q_min {}, smoothing {}, floor {}",
@@ -69,11 +74,11 @@ fn protocol(cell: &Cell) -> String {
     );
     let cpu = cell.machine["cpu"].as_str().unwrap_or("a processor of unknown name");
     let threads = &cell.machine["threads"];
-    format!("    {machine}\n    {model}\n    measured on {cpu} with {threads} threads")
+    format!("    {machine}\n    {model}\n    measured on {cpu} with {threads} threads, text {}", p.corpus)
 }
 
 fn percents() -> Vec<String> {
-    TARGETS.iter().map(|fraction| format!("{:.0} %", 100.0 * fraction)).collect()
+    TARGETS.into_iter().map(percent).collect()
 }
 
 /// The last target's name.
@@ -83,11 +88,11 @@ fn last_percent() -> Vec<String> {
 
 fn time(group: &Group<'_>, mode: &str) -> Grid {
     let mut grid = Grid::new([
-        ("", vec!["policy".to_owned()]),
-        ("steps, measured", percents()),
-        ("MoE s, measured + modelled", percents()),
-        ("MoE s vs symi %, measured + modelled", percents()),
-        ("vs fixed %", last_percent()),
+        (String::new(), vec!["policy".to_owned()]),
+        ("steps, measured".into(), percents()),
+        ("MoE s, measured (fit) + modelled".into(), percents()),
+        (format!("MoE s vs {SYMI} %, measured (fit) + modelled"), percents()),
+        (format!("vs {FIXED} %"), last_percent()),
     ]);
     for policy in group.policies(mode) {
         let rows: Vec<Row<'_>> = (0..TARGETS.len()).map(|target| Row { group, policy, mode, target }).collect();
@@ -103,24 +108,23 @@ fn time(group: &Group<'_>, mode: &str) -> Grid {
 
 /// The mean step, or why there is none.
 fn step(row: &Row<'_>) -> String {
-    let (seeds, infeasible) = row.seeds();
+    let (seeds, _) = row.seeds();
     match row.step() {
         Some(s) if s.seeds == seeds => format!("{:.0}", s.mean),
         Some(s) => format!("{:.0} ({}/{seeds})", s.mean, s.seeds),
-        None if infeasible == seeds => "no fit".into(),
-        None => "n/r".into(),
+        None => row.group.stopped(row.policy, row.mode).map_or("n/r", Stopped::word).into(),
     }
 }
 
-/// A line for each policy that does not fit in some seed.
-fn misfits(group: &Group<'_>, mode: &str) -> String {
+/// A line for each policy that stopped with some seed, and each kind of reason.
+fn stopped(group: &Group<'_>, mode: &str) -> String {
     let mut text = String::new();
     for policy in group.policies(mode) {
-        let unfit = group.runs(policy, mode).filter_map(|(cell, run)| Some((cell.key.seed, run.infeasible.as_ref()?)));
-        let (seeds, reasons): (Vec<_>, Vec<_>) = unfit.unzip();
-        if let Some(reason) = reasons.first() {
-            let seeds = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-            text += &format!("{policy} does not fit (seed {seeds}): {reason}\n");
+        for why in Stopped::ALL {
+            let (seeds, reason) = group.stopped_seeds(policy, mode, why);
+            if let Some(reason) = reason {
+                text += &format!("{policy}, {}: {}: {reason}\n", list(&seeds), why.word());
+            }
         }
     }
     text
@@ -130,9 +134,9 @@ fn parts(group: &Group<'_>, mode: &str) -> Grid {
     let mut grid = Grid::new([
         ("", vec!["policy"]),
         ("whole run, measured", vec!["bwd pairs %", "dropped %", "max/mean fwd", "bwd", "replicas", "waves"]),
-        ("s, measured", vec!["forward", "backward", "optimizer", "plan"]),
+        ("s, measured (fit); plan: measured (scaled)", vec!["forward", "backward", "optimizer", "plan"]),
         ("s, modelled", vec!["exchange", "opt. exch."]),
-        ("modelled", vec!["GiB inter-node"]),
+        ("GiB, modelled", vec!["inter-node"]),
     ]);
     for policy in group.policies(mode) {
         let of = |f: &dyn Fn(&PolicyRun) -> f64| group.spread(policy, mode, |_, run| Some(f(run)));
@@ -164,38 +168,40 @@ fn memory(group: &Group<'_>, mode: &str) -> Grid {
     let categories = Category::ALL.map(|category| category.to_string());
     let mut peak = categories.clone().map(|name| name.replace("_buffers", "s")).to_vec();
     peak.push("peak".into());
-    let subtotal = ["subtotal", "vs fixed %", "vs fixed-waves %"].map(String::from).to_vec();
+    let subtotal = vec!["subtotal".into(), format!("vs {FIXED} %"), format!("vs {FIXED_WAVES} %")];
     let mut grid = Grid::new([
         ("", vec!["policy".to_owned()]),
-        ("MiB at its peak, modelled", peak),
-        ("MiB at its own peak, modelled", subtotal),
+        ("GiB at its peak, modelled", peak),
+        ("GiB at its own peak, modelled", subtotal),
     ]);
     for policy in group.policies(mode) {
-        let mebibytes =
-            |f: &dyn Fn(&PolicyRun) -> u64| mean(group.spread(policy, mode, |_, r| Some(f(r) as f64 / MIB)), 1);
+        let gibibytes = |of: &dyn Fn(&Memory) -> u64| {
+            mean(group.spread(policy, mode, |_, run| Some(of(&run.real_memory) as f64 / GIB)), 2)
+        };
         let mut cells = vec![policy.to_owned()];
-        cells.extend(categories.iter().map(|c| mebibytes(&|run| run.peak_bytes.get(c).copied().unwrap_or(0))));
-        cells.push(mebibytes(&|run| run.peak_bytes.values().sum()));
-        cells.push(mebibytes(&|run| run.subtotal_bytes));
+        cells.extend(categories.iter().map(|c| gibibytes(&|memory| memory.peak_bytes.get(c).copied().unwrap_or(0))));
+        cells.push(gibibytes(&|memory| memory.peak_bytes.values().sum()));
+        cells.push(gibibytes(&|memory| memory.subtotal_bytes));
         cells.extend([FIXED, FIXED_WAVES].map(|rival| change(subtotal_over(group, policy, mode, rival))));
         grid.row(cells);
     }
     grid
 }
 
-/// Bytes of the subtotal over those of `rival`, seed by seed.
+/// Bytes of the real model's subtotal over those of `rival`, seed by seed.
 pub(super) fn subtotal_over(group: &Group<'_>, policy: &str, mode: &str, rival: &str) -> Option<Spread> {
-    group.ratio(policy, mode, rival, |_, run| Some(run.subtotal_bytes as f64))
+    group.ratio(policy, mode, rival, |_, run| Some(run.real_memory.subtotal_bytes as f64))
 }
 
-/// The attribution: in seconds and percent against `symi`, in percent against the others.
+/// The attribution: in seconds and percent against [`SYMI`], in percent against the others.
 fn difference(group: &Group<'_>, mode: &str) -> String {
     let mut rivals = attribution::rivals(group, mode);
     rivals.sort_by_key(|rival| *rival != SYMI);
     let lines = rivals.iter().map(|rival| (*rival, attribution::lines(group, mode, rival)));
     let found: Vec<_> = lines.filter(|(_, lines)| !lines.is_empty()).collect();
+    let missing = attribution::missing(group, mode);
     let Some((_, longest)) = found.iter().max_by_key(|(_, lines)| lines.len()) else {
-        return format!("{OURS} and another policy did not both reach the last target.\n");
+        return format!("Nothing to compare. {missing}\n");
     };
     let columns = |rival: &str| if rival == SYMI { vec!["s", "% of its MoE s"] } else { vec!["%"] };
     let mut grid = Grid::new(
@@ -207,29 +213,24 @@ fn difference(group: &Group<'_>, mode: &str) -> String {
         for (rival, lines) in &found {
             let own = lines.iter().find(|own| own.name == line.name);
             if *rival == SYMI {
-                cells.push(own.map_or(NOTHING.into(), |own| format!("{:+.3}", own.seconds.mean)));
+                cells.push(own.map_or(NOTHING.into(), |own| signed(own.seconds.mean, 3)));
                 cells.push(share(own.map(|own| own.share)));
             } else {
-                cells.push(own.map_or(NOTHING.into(), |own| super::grid::signed(100.0 * own.share.mean)));
+                cells.push(own.map_or(NOTHING.into(), |own| signed(100.0 * own.share.mean, 1)));
             }
         }
         grid.row(cells);
     }
-    grid.to_string()
+    let missing = if missing.is_empty() { missing } else { format!("Not compared: {missing}\n") };
+    format!("{grid}{missing}Backward GEMMs of the mean rank hold what resident experts without rows cost, too.\n")
 }
 
 fn networks(group: &Group<'_>) -> Grid {
     let speeds = || NETWORKS.map(|speed| format!("x {speed}")).to_vec();
     let modes = group.modes();
-    let captions = modes.iter().map(|mode| (format!("{mode}, measured + modelled"), speeds()));
+    let captions = modes.iter().map(|mode| (format!("{mode}, measured (fit) + modelled"), speeds()));
     let mut grid = Grid::new(std::iter::once((String::new(), vec!["policy".to_owned()])).chain(captions));
-    let mut policies: Vec<&str> = Vec::new();
-    for policy in modes.iter().flat_map(|mode| group.policies(mode)) {
-        if !policies.contains(&policy) {
-            policies.push(policy);
-        }
-    }
-    for policy in policies {
+    for policy in group.all_policies() {
         let mut cells = vec![policy.to_owned()];
         for mode in &modes {
             let row = Row { group, policy, mode, target: LAST };
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(late[..4], ["lrmoe", "n/r", "n/r", "n/r"]);
         let unfit = row(&text, "stash: time", "fixed");
         assert_eq!(unfit[..5], ["fixed", "no", "fit", "no", "fit"]);
-        assert!(text.contains("fixed does not fit (seed 1): needs 3 MiB more"));
+        assert!(text.contains("\nfixed, seed 1: no fit: needs 3 MiB more than its budget\n"));
         const PARTS: &str = "stash: parts of the time to the last target, and loads";
         let parts = row(&text, PARTS, "symi");
         let loads = ["100.0", "0.0", "1.52", "1.26", "4.0", "1"];
@@ -271,10 +272,49 @@ mod tests {
         assert_eq!(parts[7..], ["34.54", "64.29", "4.80", "0.95", "19.00", "9.50", "0.93"]);
         assert_eq!(row(&text, PARTS, "lrmoe")[1], "50.0");
         let memory = row(&text, "stash: memory of the fullest rank", "symi");
-        assert_eq!(memory[1..11], ["1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "7.0", "8.0", "36.0", "20.0"]);
-        // No `fixed` to compare with, and 20 MiB over 40.
-        assert_eq!(memory[11..], ["-", "-50.0"]);
+        let categories = (1..=8).map(|gib| format!("{gib}.00"));
+        assert_eq!(memory[1..9], categories.collect::<Vec<_>>());
+        // No `fixed` to compare with, and 20 GiB over 40.
+        assert_eq!(memory[9..], ["36.00", "20.00", "-", "-50.0"]);
+        assert!(
+            text.contains(
+                "stash: memory of the fullest rank of qwen3-30b-a3b itself, 48 layers, 36864 tokens a rank\n"
+            )
+        );
         assert_eq!(row(&text, "slower and faster networks", "fixed-waves").len(), 7);
+    }
+
+    #[test]
+    fn the_protocol_says_slots_and_whether_there_is_a_limit() {
+        let mut cell = cell(1);
+        assert!(
+            protocol(&cell).contains("memory of a rank: 256.0 MiB")
+                && protocol(&cell).contains("expert slots of symi and eplb: 10\n")
+        );
+        cell.protocol.budget = None;
+        assert!(protocol(&cell).contains("memory of a rank: no limit"));
+    }
+
+    #[test]
+    fn runs_that_ended_and_runs_with_slots_are_listed() {
+        let mut cells = [cell(1), cell(2)];
+        cells[1].runs[0].infeasible = Some("diverged".into());
+        for cell in &mut cells {
+            let slots = PolicyRun { policy: "symi:20".into(), ..cell.runs[2].clone() };
+            cell.runs.insert(4, slots);
+        }
+        let text = text(&cells);
+        assert_eq!(row(&text, "stash: time", "fixed")[..2], ["fixed", "ended"]);
+        assert!(
+            text.contains(
+                "\nfixed, seed 1: no fit: needs 3 MiB more than its budget\nfixed, seed 2: ended: diverged\n"
+            )
+        );
+        let waves = row(&text, "stash: time", "fixed-waves");
+        assert_eq!(row(&text, "stash: time", "symi:20")[1..], waves[1..]);
+        assert!(text.contains("| vs symi:20\n"), "{text}");
+        assert!(text.contains("\nNot compared: fixed: ended\n"), "{text}");
+        assert!(text.contains("\nNothing to compare. lrmoe: not reached\n"), "{text}");
     }
 
     #[test]
@@ -292,20 +332,21 @@ mod tests {
         let text = text(&[cell(1), cell(2), cell(3)]);
         for label in [
             "steps, measured",
-            "MoE s, measured + modelled",
-            "MoE s vs symi %, measured + modelled",
+            "MoE s, measured (fit) + modelled",
+            "MoE s vs symi %, measured (fit) + modelled",
             "whole run, measured",
-            "s, measured",
+            "s, measured (fit); plan: measured (scaled)",
+            "GiB, modelled",
             "s, modelled",
-            "MiB at its peak, modelled",
-            "recompute, measured + modelled",
+            "GiB at its peak, modelled",
+            "recompute, measured (fit) + modelled",
         ] {
             assert!(text.contains(label), "{label}");
         }
         for term in attribution::Term::ALL {
             assert!(text.contains(term.title()), "{}", term.title());
         }
-        assert!(text.contains("replicas (memory-driven)"));
+        assert!(text.contains("  of the balance: replicas ") && text.contains("experts without rows cost, too."));
         let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= 156, "{widest}");
         assert!(text.lines().all(|line| line.trim_end() == line));
@@ -313,6 +354,7 @@ mod tests {
 
     #[test]
     fn without_cells_there_is_still_the_legend() {
-        assert!(text(&[]).starts_with(LEGEND));
+        let text = text(&[]);
+        assert!(text.starts_with(LEGEND) && text.ends_with(&format!("{NOTES}\n")));
     }
 }

@@ -6,6 +6,8 @@ use crate::experiment::cell::{Cell, Cost, Point, PolicyRun, TARGETS};
 
 /// The trajectory of policies that compute every pair in both passes: the plain run.
 pub(crate) const PLAIN: &str = "all";
+/// Index of the last of [`TARGETS`].
+pub(super) const LAST: usize = TARGETS.len() - 1;
 
 /// A run at a target loss, between two validations in general.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,45 +24,65 @@ pub(crate) fn target_step(steps: u64, fraction: f64) -> u64 {
     (steps * percent).div_ceil(100)
 }
 
+/// "95 %": what a target is called.
+pub(super) fn percent(fraction: f64) -> String {
+    format!("{:.0} %", 100.0 * fraction)
+}
+
 /// The target losses, one for each of [`TARGETS`]; `None` where the plain run did not get there.
-pub(crate) fn losses(cell: &Cell) -> [Option<f64>; 3] {
+pub(super) fn losses(cell: &Cell) -> [Option<f64>; 3] {
     TARGETS.map(|fraction| {
         let step = target_step(cell.protocol.steps, fraction);
-        plain_runs(cell).flat_map(|run| &run.curve).find(|p| p.step == step).map(|p| p.val_loss)
+        cell.plain.iter().find(|(at, _)| *at == step).map(|(_, loss)| *loss)
     })
 }
 
 /// The step at which the plain run first comes down to `loss`.
-pub(crate) fn plain_step(cell: &Cell, loss: f64) -> Option<f64> {
-    plain_runs(cell).find_map(|run| reach(run, loss)).map(|reached| reached.step)
-}
-
-/// All share their numerics.
-fn plain_runs(cell: &Cell) -> impl Iterator<Item = &PolicyRun> {
-    cell.runs.iter().filter(|run| run.trajectory == PLAIN)
+pub(super) fn plain_step(cell: &Cell, loss: f64) -> Option<f64> {
+    let (after, part) = crossing(cell.plain.iter().map(|(_, loss)| *loss), loss)?;
+    let step = |i: usize| cell.plain[i].0 as f64;
+    Some(mix(step(after.saturating_sub(1)), step(after), part))
 }
 
 /// Where the validation loss first comes down to `loss`: on the straight line between the validations before and after, of the
 /// step and of every part of the cost alike. `None` if it never does.
-pub(crate) fn reach(run: &PolicyRun, loss: f64) -> Option<Reached> {
-    let after = run.curve.iter().position(|p| p.val_loss <= loss)?;
-    let end = run.curve.get(after)?;
-    let before = after.checked_sub(1).and_then(|i| run.curve.get(i));
-    Some(match before {
-        Some(start) if start.val_loss > loss => {
-            between(start, end, (start.val_loss - loss) / (start.val_loss - end.val_loss))
+pub(super) fn reach(run: &PolicyRun, loss: f64) -> Option<Reached> {
+    let (after, part) = crossing(run.curve.iter().map(|p| p.val_loss), loss)?;
+    Some(between(&run.curve[after.saturating_sub(1)], &run.curve[after], part))
+}
+
+/// Index of the first loss at or below `loss`, and the part of the way to it from the one before at which a straight line comes down
+/// to `loss`. At index 0 that is 1.
+fn crossing(losses: impl Iterator<Item = f64>, loss: f64) -> Option<(usize, f64)> {
+    let mut before = None;
+    for (after, end) in losses.enumerate() {
+        if end <= loss {
+            return Some((
+                after,
+                before.filter(|start| *start > loss).map_or(1.0, |start| (start - loss) / (start - end)),
+            ));
         }
-        _ => Reached { step: end.step as f64, cost: end.cost.clone() },
-    })
+        before = Some(end);
+    }
+    None
+}
+
+/// Exact at both ends.
+fn mix(a: f64, b: f64, part: f64) -> f64 {
+    (1.0 - part) * a + part * b
+}
+
+/// Of a phase; 0 where there is none of that name.
+pub(super) fn seconds_of(phases: &BTreeMap<String, f64>, name: &str) -> f64 {
+    phases.get(name).copied().unwrap_or(0.0)
 }
 
 fn between(start: &Point, end: &Point, part: f64) -> Reached {
-    // Exact at both ends.
-    let mix = |a: f64, b: f64| (1.0 - part) * a + part * b;
+    let mix = |a, b| mix(a, b, part);
     let (a, b) = (&start.cost, &end.cost);
     let map = |a: &BTreeMap<String, f64>, b: &BTreeMap<String, f64>| {
-        let value = |of: &BTreeMap<String, f64>, name: &str| of.get(name).copied().unwrap_or(0.0);
-        a.keys().chain(b.keys()).map(|name| (name.clone(), mix(value(a, name), value(b, name)))).collect()
+        let names = a.keys().chain(b.keys());
+        names.map(|name| (name.clone(), mix(seconds_of(a, name), seconds_of(b, name)))).collect()
     };
     let array = |a: [f64; 3], b: [f64; 3]| std::array::from_fn(|i| mix(a[i], b[i]));
     let cost = Cost {
@@ -156,22 +178,34 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_the_plain_runs_whatever_order_the_runs_are_in() {
+    fn targets_are_the_plain_runs_whatever_policies_there_are() {
         let mut cell = cell(7);
         let expected = losses(&cell);
-        let plain = cell.runs.iter().find(|run| run.policy == "symi").unwrap();
-        let at = |step: u64| plain.curve.iter().find(|p| p.step == step).map(|p| p.val_loss);
+        let at = |step: u64| cell.plain.iter().find(|p| p.0 == step).map(|p| p.1);
         assert_eq!(expected, [at(60), at(80), at(95)]);
         assert!(expected.iter().all(Option::is_some));
-        cell.runs.reverse();
+        cell.runs.retain(|run| run.policy == "lrmoe");
         assert_eq!(losses(&cell), expected);
         assert_eq!(plain_step(&cell, expected[1].unwrap()), Some(80.0));
-        // Plain runs that stopped early set only the targets they passed.
-        for run in &mut cell.runs {
-            run.curve.retain(|p| p.step <= 80);
-        }
+        // A plain run that stopped early sets only the targets it passed.
+        cell.plain.retain(|p| p.0 <= 80);
         assert_eq!(losses(&cell), [expected[0], expected[1], None]);
-        cell.runs.retain(|run| run.trajectory != PLAIN);
+        cell.plain.clear();
         assert_eq!((losses(&cell), plain_step(&cell, 9.0)), ([None; 3], None));
+    }
+
+    #[test]
+    fn the_plain_run_comes_down_to_a_loss_where_a_run_of_the_same_curve_does() {
+        let mut cell = cell(1);
+        cell.plain = vec![(0, 5.0), (40, 3.0), (50, 3.0), (60, 2.6), (80, 2.7)];
+        let run = with_curve(cell.plain.iter().map(|&(step, loss)| point(step, loss, 1.0)).collect());
+        for loss in [9.0, 5.0, 4.0, 3.0, 2.9, 2.6, 2.5] {
+            assert_eq!(plain_step(&cell, loss), reach(&run, loss).map(|reached| reached.step), "{loss}");
+        }
+        assert_eq!(
+            [9.0, 4.0, 3.0, 2.6, 2.5].map(|loss| plain_step(&cell, loss)),
+            [Some(0.0), Some(20.0), Some(40.0), Some(60.0), None]
+        );
+        assert!((plain_step(&cell, 2.9).unwrap() - 52.5).abs() < 1e-9);
     }
 }

@@ -15,8 +15,8 @@ pub(super) fn json(cells: &[Cell]) -> Value {
         "otherData": {
             "cell": first.map(|cell| &cell.key),
             "categories": {
-                "measured": "executed and timed on this machine, or fitted to what was",
-                "modelled": "bytes of the plan over the links of the scaled cluster",
+                "measured": "executed and timed on this machine; plan: that times time_scale of the protocol",
+                "modelled": "bytes of the plan over the links of the scaled cluster, at this machine's pace",
             },
         },
     })

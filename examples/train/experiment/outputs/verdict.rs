@@ -1,53 +1,71 @@
 //! What a reader should know before believing the tables: where lrmoe loses, and how good the fit is.
 
-use super::attribution::OURS;
 use super::grid::{Grid, change, mean};
-use super::groups::{Group, Spread, at_target, has_run};
-use super::summary::Row;
+use super::groups::{Group, Spread, Stopped, at_target, has_run, list};
+use super::names::{OURS, SYMI};
+use super::summary::{Row, measured_over_fitted};
 use super::table::subtotal_over;
-use super::targets;
+use super::targets::{self, LAST, percent};
 use crate::experiment::cell::{PLANNED, TARGETS};
 
-/// A line for each group, mode and target where another policy takes fewer MoE seconds or where lrmoe does not get there, and for
-/// each group and mode where another takes less memory or lrmoe does not fit.
-pub(super) fn loses(groups: &[Group<'_>]) -> String {
-    let (mut time, mut memory) = (String::new(), String::new());
-    for (i, group) in groups.iter().enumerate() {
-        for mode in group.modes() {
-            let others: Vec<&str> = group.policies(mode).into_iter().filter(|policy| *policy != OURS).collect();
-            let say = |text: &mut String, what: &str, found: &[String]| {
-                if !found.is_empty() {
-                    *text += &format!("[{}] {mode}, {what}: {}\n", i + 1, found.join("; "));
-                }
-            };
-            for (target, fraction) in TARGETS.iter().enumerate() {
-                let row = Row { group, policy: OURS, mode, target };
-                let mut found = behind(&others, |rival| row.over(rival, PLANNED));
-                found.extend(not_reached(&row));
-                say(&mut time, &format!("MoE s to {:.0} %", 100.0 * fraction), &found);
-            }
-            let mut found = behind(&others, |rival| subtotal_over(group, OURS, mode, rival));
-            let unfit = group.runs(OURS, mode).filter(|(_, run)| run.infeasible.is_some());
-            let unfit: Vec<u64> = unfit.map(|(cell, _)| cell.key.seed).collect();
-            if !unfit.is_empty() {
-                found.push(format!("does not fit its budget with seed {}", list(&unfit)));
-            }
-            say(&mut memory, "memory subtotal", &found);
-        }
-    }
-    let or = |text: String, nowhere: &str| if text.is_empty() { format!("{nowhere}\n") } else { text };
-    or(time, "MoE s: nowhere in the mean over seeds.") + &or(memory, "memory subtotal: nowhere in the mean over seeds.")
+/// Lines on one quantity.
+#[derive(Default)]
+struct Lines {
+    text: String,
+    /// Whether there was a ratio to another policy.
+    compared: bool,
 }
 
-/// Others that are ahead in the mean over seeds, with how far lrmoe is above them in percent.
-fn behind(others: &[&str], over: impl Fn(&str) -> Option<Spread>) -> Vec<String> {
-    let mut found = Vec::new();
-    for rival in others {
-        if let Some(ratio) = over(rival).filter(|ratio| ratio.mean > 1.0) {
-            found.push(format!("{rival} ({} %)", change(Some(ratio))));
+impl Lines {
+    /// Adds a line where there is something to say. `over` is how far lrmoe is above another policy, which is ahead where that is
+    /// more than 1 in the mean over seeds.
+    fn add(&mut self, what: &str, others: &[&str], over: impl Fn(&str) -> Option<Spread>, more: Option<String>) {
+        let mut found = Vec::new();
+        for rival in others {
+            let ratio = over(rival);
+            self.compared |= ratio.is_some();
+            if ratio.is_some_and(|ratio| ratio.mean > 1.0) {
+                found.push(format!("{rival} ({} %)", change(ratio)));
+            }
+        }
+        found.extend(more);
+        if !found.is_empty() {
+            self.text += &format!("{what}: {}\n", found.join("; "));
         }
     }
-    found
+
+    fn or_nowhere(self, what: &str) -> String {
+        match (self.text.is_empty(), self.compared) {
+            (false, _) => self.text,
+            (true, true) => format!("{what}: nowhere in the mean over seeds.\n"),
+            (true, false) => format!("{what}: nothing to compare.\n"),
+        }
+    }
+}
+
+/// A line for each group, mode and target where another policy takes fewer MoE seconds or where lrmoe does not get there, for each
+/// group and mode where another takes less memory, and where lrmoe stopped.
+pub(super) fn loses(groups: &[Group<'_>]) -> String {
+    let (mut stopped, mut time, mut memory) = (String::new(), Lines::default(), Lines::default());
+    for (i, group) in groups.iter().enumerate() {
+        for mode in group.modes() {
+            let at = format!("[{}] {mode}", i + 1);
+            for why in Stopped::ALL {
+                if let (seeds, Some(reason)) = group.stopped_seeds(OURS, mode, why) {
+                    stopped += &format!("{at}: {} with {}: {reason}\n", why.word(), list(&seeds));
+                }
+            }
+            let others: Vec<&str> = group.policies(mode).into_iter().filter(|policy| *policy != OURS).collect();
+            for (target, fraction) in TARGETS.into_iter().enumerate() {
+                let row = Row { group, policy: OURS, mode, target };
+                let what = format!("{at}, MoE s to {}", percent(fraction));
+                time.add(&what, &others, |rival| row.over(rival, PLANNED), not_reached(&row));
+            }
+            let over = |rival: &str| subtotal_over(group, OURS, mode, rival);
+            memory.add(&format!("{at}, memory subtotal"), &others, over, None);
+        }
+    }
+    stopped + &time.or_nowhere("MoE s") + &memory.or_nowhere("memory subtotal")
 }
 
 /// Seeds where there is a target, and lrmoe fits, but never comes down to it.
@@ -56,44 +74,42 @@ fn not_reached(row: &Row<'_>) -> Option<String> {
     let set = runs.filter(|(cell, _)| targets::losses(cell).get(row.target).copied().flatten().is_some());
     let late = set.filter(|(cell, run)| at_target(cell, run, row.target).is_none());
     let seeds: Vec<u64> = late.map(|(cell, _)| cell.key.seed).collect();
-    (!seeds.is_empty()).then(|| format!("not reached with seed {}", list(&seeds)))
+    (!seeds.is_empty()).then(|| format!("not reached with {}", list(&seeds)))
 }
 
-fn list(seeds: &[u64]) -> String {
-    seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Measured over fitted seconds of the sampled steps by policy, and the fit by phase.
+/// By group: what the samples of each policy say of the fit, and of its MoE seconds if that were so everywhere. Then the fit by phase.
 pub(super) fn fit(groups: &[Group<'_>]) -> String {
-    let mut policies: Vec<&str> = Vec::new();
-    for (group, mode) in groups.iter().flat_map(|group| group.modes().into_iter().map(move |mode| (group, mode))) {
-        for policy in group.policies(mode) {
-            if !policies.contains(&policy) {
-                policies.push(policy);
-            }
-        }
-    }
-    let mut grid = Grid::new([
-        (String::new(), vec!["group, mode".to_owned(), "samples".into()]),
-        ("measured over fitted seconds of the same shares".into(), policies.iter().map(ToString::to_string).collect()),
-    ]);
+    let mut text = String::new();
     for (i, group) in groups.iter().enumerate() {
-        for mode in group.modes() {
-            let samples: u64 =
-                policies.iter().flat_map(|policy| group.runs(policy, mode)).map(|(_, run)| run.sampled.count).sum();
-            let ratio = |policy: &&str| {
-                let of = group.spread(policy, mode, |_, run| {
-                    let s = run.sampled;
-                    (s.count > 0 && s.fitted_s > 0.0).then(|| s.measured_s / s.fitted_s)
-                });
-                mean(of, 3)
-            };
-            let mut cells = vec![format!("[{}] {mode}", i + 1), samples.to_string()];
-            cells.extend(policies.iter().map(ratio));
-            grid.row(cells);
-        }
+        text += &format!("{}\n", samples(i, group));
     }
-    format!("{grid}\n{}", phases(groups))
+    format!(
+        "{text}meas./fit: measured over fitted seconds of the sampled shares. vs {SYMI}: MoE s to {}, %. corrected: the same with every\n\
+         policy's compute times its own meas./fit.\n\n{}",
+        percent(TARGETS[LAST]),
+        phases(groups)
+    )
+}
+
+/// Of each policy and mode.
+fn samples(index: usize, group: &Group<'_>) -> Grid {
+    let modes = group.modes();
+    let columns = || ["samples", "meas./fit", &format!("vs {SYMI}"), "corrected"].map(String::from).to_vec();
+    let captions = modes.iter().map(|mode| (format!("{mode}, measured (fit) + modelled"), columns()));
+    let policy = (String::new(), vec![format!("[{}] policy", index + 1)]);
+    let mut grid = Grid::new(std::iter::once(policy).chain(captions));
+    for policy in group.all_policies() {
+        let mut cells = vec![policy.to_owned()];
+        for mode in &modes {
+            let row = Row { group, policy, mode, target: LAST };
+            let count: u64 = group.runs(policy, mode).map(|(_, run)| run.sampled.count).sum();
+            cells.push(count.to_string());
+            cells.push(mean(group.spread(policy, mode, |_, run| measured_over_fitted(run)), 3));
+            cells.extend([row.over(SYMI, PLANNED), row.corrected_over(SYMI)].map(change));
+        }
+        grid.row(cells);
+    }
+    grid
 }
 
 /// The fit of each phase: fitted over measured seconds, and the median relative error of one share.
@@ -128,7 +144,7 @@ mod tests {
     fn lrmoe_loses_to_whoever_is_ahead_in_the_mean() {
         let mut cells = [cell(1), cell(2)];
         let text = loses(&groups(&cells));
-        assert!(text.contains("MoE s to 60 %: not reached with seed 1, 2"), "{text}");
+        assert!(text.contains("MoE s to 60 %: not reached with seeds 1, 2"), "{text}");
         assert!(!text.contains("stash, MoE s"), "{text}");
         assert!(text.ends_with("memory subtotal: nowhere in the mean over seeds.\n"), "{text}");
         // Much faster with one seed and a little slower with the other is ahead; less memory is ahead too.
@@ -139,7 +155,7 @@ mod tests {
                 point.cost = ours.cost.clone();
                 point.cost.phases.values_mut().for_each(|seconds| *seconds *= factor);
             }
-            rival.subtotal_bytes = lrmoe.subtotal_bytes / 2;
+            rival.real_memory.subtotal_bytes = lrmoe.real_memory.subtotal_bytes / 2;
         }
         let text = loses(&groups(&cells));
         assert!(text.contains("stash, MoE s to 80 %: symi (+"), "{text}");
@@ -148,24 +164,59 @@ mod tests {
             cell.runs = vec![infeasible("lrmoe", "stash")];
         }
         let text = loses(&groups(&cells));
-        assert!(text.contains("memory subtotal: does not fit its budget with seed 1, 2"), "{text}");
+        assert!(text.contains("[1] stash: no fit with seeds 1, 2: needs 3 MiB more than its budget\n"), "{text}");
+        cells[0].runs[0].infeasible = Some("diverged".into());
+        let text = loses(&groups(&cells));
+        assert!(
+            text.contains("[1] stash: no fit with seed 2") && text.contains("[1] stash: ended with seed 1: diverged\n")
+        );
     }
 
     #[test]
     fn a_target_that_was_never_set_is_not_missed() {
         let mut cells = [cell(1)];
         cells[0].runs.retain(|run| run.policy == "lrmoe");
+        assert!(loses(&groups(&cells)).contains("[1] recompute, MoE s to 95 %: not reached with seed 1\n"));
+        cells[0].plain.clear();
         assert!(!loses(&groups(&cells)).contains("not reached"));
     }
 
     #[test]
+    fn to_lose_nowhere_takes_something_to_compare() {
+        const NOTHING: &str = "MoE s: nothing to compare.\nmemory subtotal: nothing to compare.\n";
+        assert_eq!(loses(&[]), NOTHING);
+        for left in [&["lrmoe"][..], &["symi", "fixed-waves"], &["fixed", "lrmoe"], &[]] {
+            let mut cells = [cell(1)];
+            cells[0].runs.retain(|run| run.activations == "stash" && left.contains(&run.policy.as_str()));
+            assert_eq!(loses(&groups(&cells)), NOTHING, "{left:?}");
+        }
+        let mut cells = [cell(1)];
+        cells[0].runs.retain(|run| run.activations == "stash");
+        let nowhere = "MoE s: nowhere in the mean over seeds.\nmemory subtotal: nowhere in the mean over seeds.\n";
+        assert_eq!(loses(&groups(&cells)), nowhere);
+        // Memory alone can be compared where nobody else comes down to a target.
+        cells[0].runs.iter_mut().filter(|run| run.policy != "lrmoe").for_each(|run| run.curve.truncate(2));
+        let memory_only = "MoE s: nothing to compare.\nmemory subtotal: nowhere in the mean over seeds.\n";
+        assert_eq!(loses(&groups(&cells)), memory_only);
+    }
+
+    #[test]
     fn the_fit_is_shown_by_policy_and_by_phase() {
-        let cells = [cell(1), cell(2)];
+        let mut cells = [cell(1), cell(2)];
+        for run in cells.iter_mut().flat_map(|cell| &mut cell.runs).filter(|run| run.policy == "lrmoe") {
+            run.sampled.measured_s = 2.0 * run.sampled.fitted_s;
+        }
         let text = fit(&groups(&cells));
-        // Four policies that fit, two seeds, ten samples each.
-        assert!(text.contains("[1] stash") && text.contains(" 80 | "), "{text}");
-        // 2.0 s measured where the fit says 2.1.
-        assert!(text.contains("0.952"), "{text}");
+        let words = |policy: &str| {
+            let line = text.lines().find(|line| line.starts_with(&format!("{policy} "))).unwrap();
+            line.split_whitespace().filter(|word| *word != "|").map(String::from).collect::<Vec<_>>()
+        };
+        // Two seeds, ten samples each; 2.0 s measured where the fit says 2.1.
+        assert_eq!(words("symi"), ["symi", "20", "0.952", "0.0", "0.0", "20", "0.952", "0.0", "0.0"]);
+        assert_eq!(words("fixed")[..5], ["fixed", "0", "-", "-", "-"]);
+        let ours = words("lrmoe");
+        assert_eq!(ours[1..3], ["20", "2.000"]);
+        assert!(ours[3].starts_with("-2") && ours[5].starts_with('+'), "{ours:?}");
         let wgrad = text.lines().find(|line| line.starts_with("wgrad")).unwrap();
         assert!(wgrad.contains("0.980") && wgrad.contains("0.050"), "{wgrad}");
     }
