@@ -199,14 +199,14 @@ fn out(group: &Group<'_>, mode: &str, policy: &str) -> Option<&'static str> {
 /// What [`lines`] are missing for, and why: [`OURS`] alone where it is the one, else rivals, [`SYMI`] always among them.
 pub(super) fn missing(group: &Group<'_>, mode: &str) -> String {
     if let Some(why) = out(group, mode, OURS) {
-        return format!("{OURS}: {why}");
+        return format!("{OURS} ({why})");
     }
     let mut rivals = rivals(group, mode);
     if !rivals.contains(&SYMI) {
         rivals.insert(0, SYMI);
     }
     let without = rivals.into_iter().filter(|rival| lines(group, mode, rival).is_empty());
-    let why = |rival| format!("{rival}: {}", out(group, mode, rival).unwrap_or("not reached with a seed of both"));
+    let why = |rival| format!("{rival} ({})", out(group, mode, rival).unwrap_or("not reached with a seed of both"));
     without.map(why).collect::<Vec<_>>().join("; ")
 }
 
@@ -341,28 +341,28 @@ mod tests {
     fn what_is_missing_is_told_from_what_was_not_reached() {
         let mut cells = [cell(1)];
         let missing = |cells: &[Cell], mode| super::missing(&groups(cells)[0], mode);
-        assert_eq!(missing(&cells, "stash"), "fixed: no fit");
-        assert_eq!(missing(&cells, "recompute"), "lrmoe: not reached");
+        assert_eq!(missing(&cells, "stash"), "fixed (no fit)");
+        assert_eq!(missing(&cells, "recompute"), "lrmoe (not reached)");
         cells[0].runs[0].infeasible = Some("diverged".into());
-        assert_eq!(missing(&cells, "stash"), "fixed: ended");
+        assert_eq!(missing(&cells, "stash"), "fixed (ended)");
         cells[0].runs.retain(|run| run.policy != "symi");
-        assert_eq!(missing(&cells, "stash"), "symi: not run; fixed: ended");
+        assert_eq!(missing(&cells, "stash"), "symi (not run); fixed (ended)");
         let mut late = find(&cells[0], "fixed-waves", "stash").unwrap().clone();
         late.policy = "symi:20".into();
         late.curve.truncate(3);
         cells[0].runs.push(late);
-        assert_eq!(missing(&cells, "stash"), "symi: not run; fixed: ended; symi:20: not reached");
+        assert_eq!(missing(&cells, "stash"), "symi (not run); fixed (ended); symi:20 (not reached)");
         cells[0].plain.clear();
-        assert_eq!(missing(&cells, "stash"), "lrmoe: no target");
+        assert_eq!(missing(&cells, "stash"), "lrmoe (no target)");
         cells[0].runs = vec![infeasible("lrmoe", "stash")];
-        assert_eq!(missing(&cells, "stash"), "lrmoe: no fit");
+        assert_eq!(missing(&cells, "stash"), "lrmoe (no fit)");
         cells[0].runs.clear();
-        assert_eq!(missing(&cells, "stash"), "lrmoe: not run");
+        assert_eq!(missing(&cells, "stash"), "lrmoe (not run)");
         let mut cells = [cell(1), cell(2)];
         for (cell, late) in cells.iter_mut().zip(["symi", "lrmoe"]) {
             cell.runs.iter_mut().filter(|run| run.policy == late).for_each(|run| run.curve.truncate(3));
         }
-        assert_eq!(missing(&cells, "stash"), "fixed: no fit; symi: not reached with a seed of both");
+        assert_eq!(missing(&cells, "stash"), "fixed (no fit); symi (not reached with a seed of both)");
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn parts(group: &Group<'_>, mode: &str) -> Grid {
     let mut grid = Grid::new([
         ("", vec!["policy"]),
         ("whole run, measured", vec!["bwd pairs %", "dropped %", "max/mean fwd", "bwd", "replicas", "waves"]),
-        ("s, measured (fit); plan: measured (scaled)", vec!["forward", "backward", "optimizer", "plan"]),
+        ("s, measured (fit; plan: scaled)", vec!["forward", "backward", "optimizer", "plan"]),
         ("s, modelled", vec!["exchange", "opt. exch."]),
         ("GiB, modelled", vec!["inter-node"]),
     ]);
@@ -201,7 +201,7 @@ fn difference(group: &Group<'_>, mode: &str) -> String {
     let found: Vec<_> = lines.filter(|(_, lines)| !lines.is_empty()).collect();
     let missing = attribution::missing(group, mode);
     let Some((_, longest)) = found.iter().max_by_key(|(_, lines)| lines.len()) else {
-        return format!("Nothing to compare. {missing}\n");
+        return format!("Nothing to compare: {missing}\n");
     };
     let columns = |rival: &str| if rival == SYMI { vec!["s", "% of its MoE s"] } else { vec!["%"] };
     let mut grid = Grid::new(
@@ -313,8 +313,8 @@ mod tests {
         let waves = row(&text, "stash: time", "fixed-waves");
         assert_eq!(row(&text, "stash: time", "symi:20")[1..], waves[1..]);
         assert!(text.contains("| vs symi:20\n"), "{text}");
-        assert!(text.contains("\nNot compared: fixed: ended\n"), "{text}");
-        assert!(text.contains("\nNothing to compare. lrmoe: not reached\n"), "{text}");
+        assert!(text.contains("\nNot compared: fixed (ended)\n"), "{text}");
+        assert!(text.contains("\nNothing to compare: lrmoe (not reached)\n"), "{text}");
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
             "MoE s, measured (fit) + modelled",
             "MoE s vs symi %, measured (fit) + modelled",
             "whole run, measured",
-            "s, measured (fit); plan: measured (scaled)",
+            "s, measured (fit; plan: scaled)",
             "GiB, modelled",
             "s, modelled",
             "GiB at its peak, modelled",

@@ -95,7 +95,7 @@ pub(super) fn fit(groups: &[Group<'_>]) -> String {
 fn samples(index: usize, group: &Group<'_>) -> Grid {
     let modes = group.modes();
     let columns = || ["samples", "meas./fit", &format!("vs {SYMI}"), "corrected"].map(String::from).to_vec();
-    let captions = modes.iter().map(|mode| (format!("{mode}, measured (fit) + modelled"), columns()));
+    let captions = modes.iter().map(|mode| (format!("{mode}; vs {SYMI} %: measured (fit) + modelled"), columns()));
     let policy = (String::new(), vec![format!("[{}] policy", index + 1)]);
     let mut grid = Grid::new(std::iter::once(policy).chain(captions));
     for policy in group.all_policies() {
