@@ -33,7 +33,7 @@ pub(crate) struct Protocol {
     pub(crate) cluster: String,
     /// The machine that the plans were made for: the real one scaled to this model, and in a [`Cell`] to this processor.
     pub(crate) scaled: ClusterSpec,
-    /// Tokens of the real model for each of these.
+    /// Tokens of a step for each token of the real model's step.
     pub(crate) token_scale: f64,
     /// Seconds on the scaled machine for each second of the real model on the real one.
     pub(crate) time_scale: f64,
@@ -113,8 +113,8 @@ pub(crate) struct PolicyRun {
     pub(crate) waves: u64,
     /// Memory of the small model.
     pub(crate) memory: Memory,
-    /// Memory that the same plans take in the real model: its sizes and layers, as many times the tokens as [`Protocol::token_scale`]
-    /// says.
+    /// Memory that the same plans take in the real model: its sizes and layers, its tokens for those of a step here, see
+    /// [`Protocol::token_scale`].
     pub(crate) real_memory: Memory,
     /// Sampled shares of this policy: their measured busiest-rank seconds and what the fit says of the same shares.
     pub(crate) sampled: Sampled,
