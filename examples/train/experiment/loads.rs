@@ -3,7 +3,7 @@
 use lrmoe::Error;
 use lrmoe::plan::waves::waves;
 use lrmoe::plan::{
-    Activations, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, exchange_rows_per_token,
+    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, exchange_rows_per_token,
     optimizer_exchange, selection_exchange,
 };
 use lrmoe::share::{Phase, PhaseTimes, Share};
@@ -101,6 +101,19 @@ pub(crate) struct Moves<'a> {
     pub(crate) out: &'a [u32],
     /// `[T, k]` ranks, backward.
     pub(crate) back: &'a [u32],
+    /// What each rank is the source of.
+    pub(crate) own: Own,
+}
+
+/// What each rank is the source of, in one layer and step.
+#[derive(Debug, Clone)]
+pub(crate) struct Own {
+    /// `[R]`.
+    pub(crate) tokens: Vec<usize>,
+    /// `[R, E]` pairs that are computed anywhere.
+    pub(crate) computed: Counts,
+    /// `[R]` pairs that are retained.
+    pub(crate) retained: Vec<u64>,
 }
 
 /// A plan, where the experts were before it, and what it is priced with.
@@ -115,23 +128,26 @@ pub(crate) struct Priced<'a> {
 impl Loads {
     /// # Errors
     /// [`Error::Argument`] where a retained pair has nowhere to be computed, or not where its expert is.
-    pub(crate) fn new(moves: &Moves<'_>, retained: &[bool], priced: &Priced<'_>) -> Result<Self> {
+    pub(crate) fn new(moves: &Moves<'_>, priced: &Priced<'_>) -> Result<Self> {
         let Priced { plan, before, setups, real, plan_s } = *priced;
         let (ranks, per_node) = (plan.ranks(), setups[0].cluster.ranks_per_node);
         let Moves { top_k, source_of_token, .. } = *moves;
         let count = |to: &[u32]| ExchangeRows::count(to, top_k, source_of_token, ranks, per_node);
         let rows = [count(moves.out)?, count(moves.back)?];
         let loads = [moves.instances(plan, moves.out)?, moves.instances(plan, moves.back)?];
-        let kept = retained.iter().filter(|&&kept| kept).count() as u64;
+        let kept = moves.own.retained.iter().sum();
         let [computed, back] = loads.each_ref().map(|loads| loads.iter().map(|&n| u64::from(n)).sum::<u64>());
         if back != kept {
             return Err(Error::argument("backward pairs", back, format!("the {kept} that were retained")));
         }
         // A policy that looks on may have planned otherwise than the one whose pairs were retained.
         let selects = kept < computed;
-        let sources: Vec<u64> = (0..ranks).map(|r| moves.pairs_of(r)).collect();
         let in_waves = |loads: &[u32]| {
-            let busiest = by_rank(plan, loads).into_iter().chain(sources.iter().copied()).max().unwrap_or(0);
+            let busiest = by_rank(plan, loads)
+                .into_iter()
+                .chain(moves.own.computed.per_rank().iter().copied())
+                .max()
+                .unwrap_or(0);
             waves(busiest, plan.wave_rows, ranks as u64)
         };
         let waves = [in_waves(&loads[0])?, in_waves(&loads[1])?];
@@ -153,7 +169,7 @@ impl Loads {
         let crossing: f64 =
             passes.into_iter().zip(&rows).map(|(pass, rows)| rows.crossing_nodes() as f64 * row_bytes(pass)).sum();
         let optimizer = optimizer_exchange(&setups[0], placements)?;
-        let share = |r| Ok(RankSizes::new(moves.share(r, plan, &loads, &rows, retained, &setups[0])?));
+        let share = |r| Ok(RankSizes::new(moves.share(r, plan, &loads, &rows, &setups[0])?));
         Ok(Self {
             activations: plan.activations,
             selects,
@@ -228,30 +244,6 @@ impl Moves<'_> {
         Ok(loads)
     }
 
-    pub(crate) fn tokens_of(&self, r: usize) -> usize {
-        self.source_of_token.iter().filter(|&&source| source as usize == r).count()
-    }
-
-    /// Experts and destinations of a rank's own pairs.
-    fn own(&self, r: usize) -> impl Iterator<Item = (u32, u32)> {
-        let pairs = self.ids.iter().zip(self.out).enumerate();
-        pairs
-            .filter(move |(pair, _)| self.source_of_token[pair / self.top_k] as usize == r)
-            .map(|(_, (&e, &to))| (e, to))
-    }
-
-    /// Pairs of a rank that are computed anywhere.
-    pub(crate) fn pairs_of(&self, r: usize) -> u64 {
-        self.own(r).filter(|(_, to)| *to != NOWHERE).count() as u64
-    }
-
-    /// Pairs of a rank that may be retained, whatever their scores.
-    pub(crate) fn retained_at_most(&self, r: usize, quotas: &[u32]) -> u64 {
-        let mut counts = vec![0_u32; quotas.len()];
-        self.own(r).filter(|(_, to)| *to != NOWHERE).for_each(|(e, _)| counts[e as usize] += 1);
-        counts.iter().zip(quotas).map(|(&n, &q)| u64::from(n.min(q))).sum()
-    }
-
     /// The share of rank `r`.
     fn share(
         &self,
@@ -259,26 +251,24 @@ impl Moves<'_> {
         plan: &Plan,
         loads: &[Vec<u32>; 2],
         rows: &[ExchangeRows; 2],
-        retained: &[bool],
         setup: &Setup,
     ) -> Result<Share> {
         let hosts = plan.placement.host_of_instance();
         let resident = |loads: &[u32]| -> Vec<u32> {
             hosts.iter().zip(loads).filter(|(host, _)| **host as usize == r).map(|(_, &load)| load).collect()
         };
-        let own = |pair: usize| self.source_of_token[pair / self.top_k] as usize == r;
         let parameters = setup.config.expert_parameters()? as usize;
         let here = |rows: &ExchangeRows| (rows.received[r] + rows.local[r]) as usize;
         let sent = |rows: &ExchangeRows| rows.sent[r] as usize;
         Ok(Share {
-            tokens: self.tokens_of(r),
+            tokens: self.own.tokens[r],
             forward: resident(&loads[0]),
             backward: resident(&loads[1]),
             tokens_in_forward: here(&rows[0]),
             tokens_in_backward: here(&rows[1]),
             sent_forward: sent(&rows[0]),
             sent_backward: sent(&rows[1]),
-            retained: retained.iter().enumerate().filter(|&(pair, &kept)| kept && own(pair)).count(),
+            retained: self.own.retained[r] as usize,
             // The owner also adds up the gradients of all instances. That costs no more than a step of AdamW on each.
             optimizer_parameters: match plan.next.ownership() {
                 Ownership::Sharded => (plan.placement.instances() * parameters).div_ceil(plan.ranks()),
@@ -288,8 +278,7 @@ impl Moves<'_> {
                 }
             },
             activations: plan.activations,
-            selects: retained.iter().filter(|&&kept| kept).count()
-                < self.out.iter().filter(|&&to| to != NOWHERE).count(),
+            selects: self.own.retained.iter().sum::<u64>() < self.own.computed.total(),
         })
     }
 }

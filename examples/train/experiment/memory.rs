@@ -68,17 +68,22 @@ impl Real {
         let most = |of: &[Vec<u32>; 2], r: usize| u64::from(of[0][r].max(of[1][r]));
         let rank = |r: usize| {
             let load = RankLoad {
-                tokens: self.tokens * moves.tokens_of(r) as u64,
-                pairs: self.tokens * moves.pairs_of(r),
+                tokens: self.tokens * moves.own.tokens[r] as u64,
+                pairs: self.tokens * moves.own.computed.per_rank()[r],
                 owned: most(&owned, r),
                 replicas: most(&held, r) - most(&owned, r),
                 forward_rows: self.tokens * out[r],
                 backward_rows: self.tokens * back[r],
-                retained: self.tokens * moves.retained_at_most(r, quotas),
+                retained: self.tokens * at_most(moves.own.computed.row(r), quotas),
                 drops: selects,
             };
             model.rank(&load, self.tokens.saturating_mul(plan.wave_rows))
         };
         (0..plan.ranks()).map(rank).collect()
     }
+}
+
+/// Pairs that may be retained of these, whatever their scores.
+fn at_most(counts: &[u32], quotas: &[u32]) -> u64 {
+    counts.iter().zip(quotas).map(|(&n, &q)| u64::from(n.min(q))).sum()
 }

@@ -8,7 +8,7 @@ use lrmoe::plan::{Activations, Counts, Demand, Placement, Plan, Policy, Retentio
 use lrmoe::plan::{NOWHERE, destinations, pair_counts, retain};
 use lrmoe::{Error, Result, RoutedCall, Schedule};
 
-use super::loads::{Loads, Moves, Priced};
+use super::loads::{Loads, Moves, Own, Priced};
 use super::memory::Real;
 use crate::moe::LayerPlanner;
 use crate::retain::Retain;
@@ -153,16 +153,21 @@ impl Pending {
     ) -> Result<Loads> {
         let (ids, k, from) = (&self.ids, self.top_k, &self.source_of_token);
         let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
-        let computed: Option<Vec<bool>> = match &plan.dropped {
-            Some(dropped) => Some(last_pairs(ids, k, from, dropped)?.into_iter().map(|dropped| !dropped).collect()),
-            None => None,
+        let kept = pair_counts(ids, k, from, ranks, experts, Some(retained))?;
+        let (computed, computed_counts) = match &plan.dropped {
+            Some(dropped) => {
+                let drops = last_pairs(ids, k, from, dropped)?;
+                let computed: Vec<bool> = drops.into_iter().map(|dropped| !dropped).collect();
+                let counts = pair_counts(ids, k, from, ranks, experts, Some(&computed))?;
+                (Some(computed), counts)
+            }
+            None => (None, self.counts.clone()),
         };
         let out = destinations(ids, k, from, experts, &plan.forward, computed.as_deref())?;
         let mut plan_s = *plan_s;
         let back = match plan.activations {
             Activations::Stash => retain(&out, retained)?,
             Activations::Recompute => {
-                let kept = pair_counts(ids, k, from, ranks, experts, Some(retained))?;
                 let setup = &follower.setups[super::cell::PLANNED];
                 let begun = Instant::now();
                 let routes = send_anew(&kept, setup.cluster.ranks_per_node, plan, driver)?;
@@ -170,9 +175,12 @@ impl Pending {
                 destinations(ids, k, from, experts, &routes, Some(retained))?
             }
         };
-        let moves = Moves { ids, top_k: k, source_of_token: from, out: &out, back: &back };
+        let mut tokens = vec![0; ranks];
+        from.iter().for_each(|&source| tokens[source as usize] += 1);
+        let own = Own { tokens, computed: computed_counts, retained: kept.per_rank().to_vec() };
+        let moves = Moves { ids, top_k: k, source_of_token: from, out: &out, back: &back, own };
         let Follower { setups, real, .. } = follower;
-        Loads::new(&moves, retained, &Priced { plan, before, setups, real, plan_s })
+        Loads::new(&moves, &Priced { plan, before, setups, real, plan_s })
     }
 }
 
