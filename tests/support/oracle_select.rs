@@ -193,7 +193,8 @@ pub fn systematic(
         first += 1;
     }
     let sum: u128 = sizes[first..].iter().sum();
-    let start = u128::from(random).checked_mul(sum).unwrap_or_else(|| panic!("sum {sum} is too large")) >> 64;
+    assert!(sum < 1 << 64, "sum {sum}, allowed: below 2^64");
+    let start = (u128::from(random) * sum) >> 64;
     let mut list: Vec<(Candidate, u128)> = rest.into_iter().zip(sizes).skip(first).collect();
     list.sort_by_key(|(c, _)| (key(c), c.token_id, c.slot));
     let mut before = 0;

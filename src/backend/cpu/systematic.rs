@@ -38,7 +38,7 @@ fn size(score: u32, largest: u32) -> u128 {
 fn offset(random: u64, sum: u128) -> u128 {
     let random = u128::from(random);
     let (high, low) = (sum >> 32, sum & u128::from(u32::MAX));
-    (high * random + (low * random >> 32)) >> 32
+    (high * random + ((low * random) >> 32)) >> 32
 }
 
 /// The rows retained of `candidates`, by score, with their weights: exactly `quota` of them, which must be below the number of candidates.
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn offsets_do_not_overflow() {
         for (random, sum) in [(0, 5), (u64::MAX, 5), (1 << 63, 7), (0x1234_5678_9abc_def0, 987_654_321_987)] {
-            assert_eq!(offset(random, sum), u128::from(random) * sum >> 64);
+            assert_eq!(offset(random, sum), (u128::from(random) * sum) >> 64);
         }
         let large = 3u128 << 70;
         assert_eq!(offset(1 << 63, large), large / 2);
