@@ -43,8 +43,9 @@ pub(crate) struct Protocol {
     pub(crate) budget: Option<u64>,
     /// MoE layers of the real model.
     pub(crate) real_layers: usize,
-    /// Expert slots of a rank that symi, symi-drop and eplb have, where nothing else is asked for.
-    pub(crate) slots: usize,
+    /// Expert slots of a rank, where a policy's name does not say otherwise.
+    pub(crate) symi_slots: usize,
+    pub(crate) eplb_slots: usize,
     /// Planned steps.
     pub(crate) steps: u64,
     pub(crate) layers: usize,

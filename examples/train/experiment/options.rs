@@ -34,9 +34,6 @@ pub(crate) struct ExperimentArgs {
     /// Bytes of a rank for all MoE layers: 8MiB, 24GiB [default: as much as anything takes]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "ranks")]
     pub(crate) budget: Option<u64>,
-    /// Expert slots of a rank that symi, symi-drop and eplb have [default: a quarter more than experts]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), requires = "ranks")]
-    pub(crate) slots: Option<u16>,
     /// Machine whose network, memory and latencies are scaled to the model and this processor
     #[arg(long, value_name = "NAME", default_value = "8xa100", value_parser = ClusterSpec::PRESETS.to_vec(), requires = "ranks")]
     pub(crate) cluster: String,

@@ -134,23 +134,26 @@ impl Task<'_> {
     }
 
     fn policy(&self, name: &str) -> Result<Box<dyn Policy>, Failure> {
-        let (name, slots) = match name.split_once(':') {
+        let Protocol { symi_slots, eplb_slots, token_scale, .. } = self.protocol;
+        let (name, given) = match name.split_once(':') {
             Some((name, slots)) => {
-                (name, slots.parse().map_err(|_| Failure::usage(format!("--policy {name}:{slots}")))?)
+                let bad = || Failure::usage(format!("--policy: {name}:{slots} does not end in a number of slots"));
+                (name, Some(slots.parse::<usize>().map_err(|_| bad())?))
             }
-            None => (name, self.protocol.slots),
+            None => (name, None),
         };
+        let slots = |usual: usize| Some(given.unwrap_or(usual));
         // What counts pairs is scaled as tokens are.
-        let min_chunk = (f64::from(Llep::default().min_chunk) * self.protocol.token_scale).round().max(1.0) as u32;
+        let min_chunk = (f64::from(Llep::default().min_chunk) * token_scale).round().max(1.0) as u32;
         Ok(match name {
             TOPQ => Box::new(Lrmoe::default()),
             ONE_COPY => Box::new(Lrmoe::new(Some(self.geometry.small.num_experts))),
             "symi" | "symi-drop" => {
-                Box::new(Symi { drop: name == "symi-drop", slots_per_rank: Some(slots), ..Symi::default() })
+                Box::new(Symi { drop: name == "symi-drop", slots_per_rank: slots(symi_slots), ..Symi::default() })
             }
             "eplb" | "eplb-hierarchical" => Box::new(Eplb {
                 hierarchical: name == "eplb-hierarchical",
-                slots_per_rank: Some(slots),
+                slots_per_rank: slots(eplb_slots),
                 ..Eplb::default()
             }),
             "llep" => Box::new(Llep { min_chunk, ..Llep::default() }),

@@ -54,8 +54,8 @@ fn protocol(cell: &Cell) -> String {
     let budget = p.budget.map_or("no limit".into(), |bytes| format!("{:.1} MiB", bytes as f64 / MIB));
     let machine = format!(
         "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), memory of a rank: {budget}, \
-         expert slots of {SYMI} and eplb: {}",
-        p.ranks, p.ranks_per_node, p.cluster, p.time_scale, p.slots
+         expert slots of {SYMI}: {}, of eplb: {}",
+        p.ranks, p.ranks_per_node, p.cluster, p.time_scale, p.symi_slots, p.eplb_slots
     );
     let model = format!(
         "{} layers, hidden {}, {} experts of width {}, top-{}; {} steps; retain {}, alpha {}, slack {}, q_min {}, smoothing {}, floor {}",
@@ -289,7 +289,7 @@ mod tests {
         let mut cell = cell(1);
         assert!(
             protocol(&cell).contains("memory of a rank: 256.0 MiB")
-                && protocol(&cell).contains("expert slots of symi and eplb: 10\n")
+                && protocol(&cell).contains("expert slots of symi: 8, of eplb: 4\n")
         );
         cell.protocol.budget = None;
         assert!(protocol(&cell).contains("memory of a rank: no limit"));
