@@ -39,7 +39,8 @@ pub(crate) struct Protocol {
     pub(crate) time_scale: f64,
     /// Factor on the counters of selection, which do not shrink with the model.
     pub(crate) counter_scale: f64,
-    /// Bytes of a rank for MoE layers; `None` is no limit.
+    /// Bytes of a rank for the real model's MoE layers; `None` is no limit. Plans are made with as large a part of what the small model, with
+    /// as many layers, takes.
     pub(crate) budget: Option<u64>,
     /// MoE layers of the real model.
     pub(crate) real_layers: usize,

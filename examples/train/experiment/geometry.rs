@@ -1,11 +1,11 @@
 //! The small models that stand for the published ones.
 
-use lrmoe::plan::{Activations, ClusterSpec, Setup};
+use lrmoe::plan::{Activations, ClusterSpec, MemoryModel, Ownership, RankLoad, Setup};
 use lrmoe::{MoeConfig, PlanOptions};
 
 use super::cell::{Key, NETWORKS, Protocol};
 use super::memory::Real;
-use super::options::Balancing;
+use super::options::{Balancing, Budget};
 use crate::cli::Options;
 use crate::corpus::Corpus;
 use crate::failure::Failure;
@@ -81,20 +81,27 @@ impl Geometry {
         let scaled = real.scaled_to_model(&self.real, &self.small, NOMINAL_FLOPS)?;
         let plan = options.plan_options();
         let small = &self.small;
+        let [even, real_even] = [
+            (small, key.tokens.div_ceil(ranks) as f64),
+            (&self.real, key.tokens.div_ceil(ranks) as f64 / scaled.token_scale),
+        ]
+        .map(|(config, tokens)| even_bytes(config, self.real_layers(), &scaled.cluster, tokens));
+        let (even, real_even) = (even?, real_even?);
+        let (budget, small_budget) = match args.budget {
+            None => (None, NO_LIMIT),
+            Some(Budget::Factor(factor)) => (Some((factor * real_even) as u64), (factor * even) as u64),
+            Some(Budget::Bytes(bytes)) => (Some(bytes), (bytes as f64 / real_even * even) as u64),
+        };
         Ok(Protocol {
             ranks,
             ranks_per_node,
             cluster: args.cluster.clone(),
-            scaled: ClusterSpec {
-                bytes_per_rank: args.budget.unwrap_or(NO_LIMIT),
-                host_reserved_bytes: 0,
-                ..scaled.cluster
-            },
+            scaled: ClusterSpec { bytes_per_rank: small_budget, host_reserved_bytes: 0, ..scaled.cluster },
             token_scale: scaled.token_scale,
             time_scale: scaled.time_scale,
             counter_scale: scaled.counter_scale,
-            budget: args.budget,
-            real_layers: self.real.moe_layers().count(),
+            budget,
+            real_layers: self.real_layers(),
             symi_slots: SYMI_SLOTS * small.num_experts.div_ceil(ranks),
             eplb_slots: small.num_experts.div_ceil(ranks),
             steps: options.steps,
@@ -117,6 +124,10 @@ impl Geometry {
         })
     }
 
+    fn real_layers(&self) -> usize {
+        self.real.moe_layers().count()
+    }
+
     /// What a policy plans for, on each of [`NETWORKS`].
     pub(crate) fn setups(
         &self,
@@ -126,7 +137,8 @@ impl Geometry {
     ) -> Result<[Setup; 3], Failure> {
         let mut setup = Setup::new(self.small.clone(), protocol.scaled.clone())?;
         setup.options = plan;
-        setup.layers = protocol.layers;
+        // The budget is that of the real model, which has so many.
+        setup.layers = protocol.real_layers;
         setup.activations = Some(activations);
         setup.counter_scale = protocol.counter_scale;
         Ok(NETWORKS.map(|factor| {
@@ -151,4 +163,24 @@ impl Geometry {
         setup.activations = Some(activations);
         Ok(Real { setup, tokens: (1.0 / token_scale).round().max(1.0) as u64 })
     }
+}
+
+/// Bytes of a rank where every rank has its even share of experts and of pairs, nothing is replicated, and everything is kept.
+fn even_bytes(config: &MoeConfig, layers: usize, cluster: &ClusterSpec, tokens: f64) -> Result<f64, Failure> {
+    let mut setup = Setup::new(config.clone(), cluster.clone())?;
+    setup.layers = layers;
+    let tokens = tokens.round() as u64;
+    let pairs = tokens * config.num_experts_per_tok as u64;
+    let load = RankLoad {
+        tokens,
+        pairs,
+        owned: config.num_experts.div_ceil(cluster.ranks) as u64,
+        replicas: 0,
+        forward_rows: pairs,
+        backward_rows: pairs,
+        retained: pairs,
+        drops: false,
+    };
+    let model = MemoryModel::new(&setup, Ownership::Home, Activations::Stash)?.scored(false);
+    Ok(model.rank(&load, u64::MAX)?.total() as f64)
 }

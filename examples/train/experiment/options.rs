@@ -31,9 +31,10 @@ pub(crate) struct ExperimentArgs {
     /// Policies: all, or names with commas; symi, symi-drop and eplb may say their expert slots of a rank, as in symi:20
     #[arg(long, value_name = "all|LIST", default_value = "all", requires = "ranks")]
     pub(crate) policy: PolicyNames,
-    /// Bytes of a rank for all MoE layers: 8MiB, 24GiB [default: as much as anything takes]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "ranks")]
-    pub(crate) budget: Option<u64>,
+    /// Bytes of a rank for all MoE layers of the real model: 80GiB; or so many times what even loads take where nothing is replicated or
+    /// computed again, as in 0.9x [default: no limit]
+    #[arg(long, value_name = "BYTES|FACTORx", requires = "ranks")]
+    pub(crate) budget: Option<Budget>,
     /// Machine whose network, memory and latencies are scaled to the model and this processor
     #[arg(long, value_name = "NAME", default_value = "8xa100", value_parser = ClusterSpec::PRESETS.to_vec(), requires = "ranks")]
     pub(crate) cluster: String,
@@ -63,6 +64,27 @@ pub(crate) struct ExperimentArgs {
     /// Trains what is missing and stops there: no times, no report
     #[arg(long, requires = "ranks")]
     pub(crate) train_only: bool,
+}
+
+/// `--budget`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Budget {
+    /// Of the real model.
+    Bytes(u64),
+    /// Of what even loads take.
+    Factor(f64),
+}
+
+impl FromStr for Budget {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text.strip_suffix('x').map(str::parse) {
+            None => parse_bytes(text).map(Self::Bytes),
+            Some(Ok(factor)) if (1e-3..=1e3).contains(&factor) => Ok(Self::Factor(factor)),
+            Some(_) => Err(Error::argument("budget", format!("`{text}`"), "bytes such as 80GiB, or 0.001x to 1000x")),
+        }
+    }
 }
 
 impl ExperimentArgs {

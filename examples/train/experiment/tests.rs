@@ -360,11 +360,11 @@ fn real_memory_is_that_of_as_many_more_tokens() {
     let Step { loads, .. } = step(by_name("fixed").unwrap(), Activations::Stash, 4096, 8);
     let [small, real] = loads.memory;
     let at = |memory: &Fullest, category: Category| memory.peak.reserved[category as usize];
-    // Two experts a rank and the router, in two bytes each: 2 layers of 32 x 12, 48 of 2048 x 768.
-    assert_eq!(at(&small, Category::Weights), 2 * 2 * (2 * 3 * 32 * 12 + 16 * 32));
+    // Two experts a rank and the router, in two bytes each, 48 layers: of 32 x 12 and of 2048 x 768.
+    assert_eq!(at(&small, Category::Weights), 48 * 2 * (2 * 3 * 32 * 12 + 16 * 32));
     assert_eq!(at(&real, Category::Weights), 48 * 2 * (2 * 3 * 2048 * 768 + 16 * 2048));
-    // 64 times the tokens and the width in 24 times the layers, but for ids, logits and size classes.
-    let stash = at(&real, Category::Stash) as f64 / at(&small, Category::Stash) as f64 / (64.0 * 64.0 * 24.0);
+    // 64 times the tokens and the width, but for ids, logits and size classes.
+    let stash = at(&real, Category::Stash) as f64 / at(&small, Category::Stash) as f64 / (64.0 * 64.0);
     assert!(stash > 0.6 && stash < 1.01, "{stash}");
     assert!(real.subtotal_bytes > small.subtotal_bytes);
 }
@@ -424,6 +424,28 @@ fn a_finished_cell_is_taken_as_it_is_and_other_options_are_refused() {
     let stopped = super::run(&options(&[&args[..], &["--seed", "2"]].concat()), &corpus, &AtomicBool::new(true));
     assert_eq!(stopped.unwrap(), 130);
     std::fs::remove_dir_all(&out).unwrap();
+}
+
+#[test]
+fn a_budget_is_as_large_a_part_of_the_small_model() {
+    let protocol = |budget: &str| {
+        let args = ["--ranks", "8", "--budget", budget];
+        let options = options(&args);
+        let geometry = Geometry::new("qwen3-30b-a3b", Balancing::Usual, &options).unwrap();
+        let key = Key { preset: "qwen3-30b-a3b".into(), balancing: "usual".into(), tokens: 512, seed: 1 };
+        geometry.protocol(&options, &Corpus::embedded().unwrap(), &key).unwrap()
+    };
+    let (one, half) = (protocol("1x"), protocol("0.5x"));
+    assert_eq!(one.budget.unwrap() / 2, half.budget.unwrap());
+    assert_eq!(one.scaled.bytes_per_rank / 2, half.scaled.bytes_per_rank);
+    let bytes = protocol(&one.budget.unwrap().to_string());
+    assert!(bytes.scaled.bytes_per_rank.abs_diff(one.scaled.bytes_per_rank) <= 1);
+    // Two experts a rank in 48 layers: 2 + 4 + 12 bytes a parameter, and what 4,096 tokens keep.
+    let state = 48 * 18 * 2 * 3 * 2048 * 768_u64;
+    assert!(one.budget.unwrap() > state && one.budget.unwrap() < 2 * state, "{:?}", one.budget);
+    for bad in ["x", "0x", "-1x", "2000x", "NaNx", "much"] {
+        assert!(Options::try_parse_from(["train", "--ranks", "8", "--budget", bad]).is_err(), "{bad}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lrmoe::plan::policy::{Fixed, Input};
 use lrmoe::plan::{Activations, Counts, Policy, Setup};
 use lrmoe::share::{Phase, PhaseTimes, Share, ShareRunner, TimeModel};
-use lrmoe::{CpuBackend, MoeConfig, Result, Retention};
+use lrmoe::{CpuBackend, MoeConfig, Result, Retention, Selection};
 use serde::{Deserialize, Serialize};
 
 use super::account;
@@ -57,6 +57,11 @@ impl Timing {
         let mut groups = groups(cells);
         let Some(first) = cells.first().filter(|_| !groups.is_empty()) else { return Ok(None) };
         let mut runner = ShareRunner::new(&CpuBackend::new(), config, 0)?;
+        // Every policy that selects is timed with the kernels of lrmoe's way of it.
+        let select: Selection = first.protocol.select.parse()?;
+        if select != Selection::All {
+            runner = runner.with_selection(select, first.protocol.score_floor as f32)?;
+        }
         let mut samples: Vec<(Share, PhaseTimes)> = Vec::new();
         for group in &mut groups {
             if stop.load(Ordering::Relaxed) {

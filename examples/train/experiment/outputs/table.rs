@@ -3,7 +3,7 @@
 use lrmoe::memory::Category;
 
 use super::attribution;
-use super::grid::{GIB, Grid, MIB, NOTHING, change, mean, share, signed};
+use super::grid::{GIB, Grid, NOTHING, change, mean, share, signed};
 use super::groups::{Group, Spread, Stopped, at_target, groups, list};
 use super::names::{FIXED, FIXED_WAVES, OURS, SYMI};
 use super::report::Parts;
@@ -51,10 +51,11 @@ pub(super) fn text(cells: &[Cell]) -> String {
 
 fn protocol(cell: &Cell) -> String {
     let p = &cell.protocol;
-    let budget = p.budget.map_or("no limit".into(), |bytes| format!("{:.1} MiB", bytes as f64 / MIB));
+    let budget =
+        p.budget.map_or("no limit".into(), |bytes| format!("{:.1} GiB of the real model", bytes as f64 / GIB));
     let machine = format!(
         "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), memory of a rank: {budget}, \
-         expert slots of {SYMI}: {}, of eplb: {}",
+         slots of {SYMI}: {}, eplb: {}",
         p.ranks, p.ranks_per_node, p.cluster, p.time_scale, p.symi_slots, p.eplb_slots
     );
     let model = format!(
@@ -288,8 +289,8 @@ mod tests {
     fn the_protocol_says_slots_and_whether_there_is_a_limit() {
         let mut cell = cell(1);
         assert!(
-            protocol(&cell).contains("memory of a rank: 256.0 MiB")
-                && protocol(&cell).contains("expert slots of symi: 8, of eplb: 4\n")
+            protocol(&cell).contains("memory of a rank: 0.2 GiB of the real model")
+                && protocol(&cell).contains("slots of symi: 8, eplb: 4\n")
         );
         cell.protocol.budget = None;
         assert!(protocol(&cell).contains("memory of a rank: no limit"));
