@@ -11,10 +11,20 @@
 # The text is the King James Bible of the Debian package bible-kjv; smoke takes the project's own sources. Cells are trained in
 # parallel, one core each, and timed one after the other at the end, when nothing else should run.
 set -euo pipefail
+usage() {
+  echo "usage: scripts/experiment.sh [full|quick|smoke] [OUT]" >&2
+  exit 2
+}
+[ $# -le 2 ] || usage
+form=${1-full}
+out=${2-}
+case $out in
+  -*) usage ;;
+  /* | "") ;;
+  *) out=$PWD/$out ;;
+esac
 cd "$(dirname "$0")/.."
-
-form=${1:-full}
-out=${2:-runs/experiment-$form}
+out=${out:-runs/experiment-$form}
 common=(--ranks 8 --ranks-per-node 4 --cluster 8xa100 --policy all)
 case $form in
   full)
@@ -29,10 +39,7 @@ case $form in
     presets=(glm-4.5-air) balancings=(weak) batches=(4) seeds=(1)
     common+=(--steps 6 --time-every 2 --hidden 32 --experts 16 --top-k 3)
     ;;
-  *)
-    echo "usage: scripts/experiment.sh [full|quick|smoke] [OUT]" >&2
-    exit 2
-    ;;
+  *) usage ;;
 esac
 
 mkdir -p "$out"
@@ -50,7 +57,7 @@ if [ "$form" != smoke ]; then
   common+=(--corpus "$text")
 fi
 
-cargo build --release --locked --example train
+cargo build --release --locked --target-dir target --example train
 train=target/release/examples/train
 join() { local IFS=,; echo "$*"; }
 
@@ -69,4 +76,5 @@ for seed in "${seeds[@]}"; do
 done | xargs -P "$(nproc)" -L 1 "$train" "${common[@]}" --train-only --out "$out"
 
 "$train" "${common[@]}" --preset "$(join "${presets[@]}")" --balancing "$(join "${balancings[@]}")" \
-  --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" --out "$out" | tee "$out/tables.txt"
+  --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" --out "$out" | tee "$out/tables.txt.part"
+mv "$out/tables.txt.part" "$out/tables.txt"

@@ -95,7 +95,7 @@ impl Options {
         let layer =
             LayerOptions { select: self.select, plan, score_floor: self.score_floor, ..LayerOptions::default() };
         layer.validate().map_err(|e| Failure::usage(e.to_string()))?;
-        self.experiment.check(self.seed, &self.batch)?;
+        self.experiment.check(self.seed, &self.batch, self.select)?;
         if !self.hidden.is_multiple_of(HEAD_DIM) {
             let h = self.hidden;
             return Err(Failure::usage(format!(

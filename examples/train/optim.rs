@@ -7,6 +7,7 @@ use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use crate::failure::Failure;
 use crate::model::Model;
 use crate::moe::AdamWParams;
+use crate::trainer::DIVERGED;
 
 /// Shared by candle's AdamW and that of the experts.
 pub(crate) const ADAMW: AdamWParams = AdamWParams { beta1: 0.9, beta2: 0.98, eps: 1e-9, weight_decay: 0.05 };
@@ -62,7 +63,7 @@ impl JointAdamW {
         }
         let norm = norm_sq.sqrt();
         if !norm.is_finite() {
-            return Err(Failure::run(format!("training diverged: the gradient norm is {norm}")));
+            return Err(Failure::run(format!("{DIVERGED}: the gradient norm is {norm}")));
         }
         let scale = (CLIP_NORM / norm).min(1.0);
         if scale < 1.0 {

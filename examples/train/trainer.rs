@@ -9,6 +9,9 @@ use crate::moe::MoeSpec;
 use crate::moe_op::Pass;
 use crate::optim::{JointAdamW, learning_rate};
 
+/// How the message of a run begins whose loss or gradients are no numbers any more.
+pub(crate) const DIVERGED: &str = "training diverged";
+
 /// A model with its optimizer and its place in the data.
 #[derive(Debug)]
 pub(crate) struct Trainer {
@@ -69,9 +72,5 @@ impl Trainer {
 }
 
 fn finite(x: f64, what: &str, step: u64) -> Result<f64, Failure> {
-    if x.is_finite() {
-        Ok(x)
-    } else {
-        Err(Failure::run(format!("training diverged: the {what} at step {step} is {x}")))
-    }
+    if x.is_finite() { Ok(x) } else { Err(Failure::run(format!("{DIVERGED}: the {what} at step {step} is {x}"))) }
 }

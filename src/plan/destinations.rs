@@ -46,8 +46,9 @@ pub fn destinations(
     computed: Option<&[bool]>,
 ) -> Result<Vec<u32>> {
     let pairs = Pairs::new(ids, top_k, source_of_token, experts, computed)?;
-    if let Some(route) = routes.iter().find(|route| route.expert as usize >= experts) {
-        return Err(Error::argument("routes", format!("{route:?}"), format!("experts below {experts}")));
+    if let Some(route) = routes.iter().find(|route| route.expert as usize >= experts || route.to == NOWHERE) {
+        let allowed = format!("experts below {experts}, to a rank below {NOWHERE}");
+        return Err(Error::argument("routes", format!("{route:?}"), allowed));
     }
     let key = |route: &Route| (route.expert, route.from);
     let mut sorted = routes.to_vec();
@@ -103,6 +104,7 @@ pub fn pair_counts(
         let detail = format!("{ranks} ranks * {experts} experts passes {}", usize::MAX);
         return Err(Error::Overflow { what: "counts".into(), detail });
     };
+    check_size("counts", size)?;
     let mut counts = vec![0_u32; size];
     for Pair { expert, source, .. } in pairs.iter() {
         let count = &mut counts[source as usize * experts + expert as usize];
@@ -202,6 +204,15 @@ impl<'a> Way<'a> {
         self.left -= 1;
         Some(self.to)
     }
+}
+
+/// Refuses lists of numbers that no cluster needs, before memory is asked for.
+pub(super) fn check_size(what: &str, numbers: usize) -> Result<()> {
+    const MOST: usize = 1 << 32;
+    if numbers <= MOST {
+        return Ok(());
+    }
+    Err(Error::Overflow { what: what.into(), detail: format!("{numbers} numbers; at most {MOST} are held") })
 }
 
 #[cfg(test)]

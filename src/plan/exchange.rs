@@ -1,7 +1,7 @@
 //! Token rows that ranks exchange, counted from where each pair is computed instead of expected from the number of pairs.
 
 use super::cluster::ClusterSpec;
-use super::destinations::{NOWHERE, check_pairs, check_ranks};
+use super::destinations::{NOWHERE, check_pairs, check_ranks, check_size};
 use super::links;
 use super::mode::Activations;
 use super::route::check_node;
@@ -40,23 +40,23 @@ pub const fn exchange_rows_per_token(activations: Activations, direction: Direct
 /// // of two pairs; the last pair is not computed.
 /// let destinations = [0, 2, 2, 0, 0, 0, 3, NOWHERE, NOWHERE];
 /// let rows = ExchangeRows::count(&destinations, 3, &[0, 1, 1], 4, 2)?;
-/// assert_eq!((rows.sent.as_slice(), rows.received.as_slice()), ([1, 2, 0, 0].as_slice(), [1, 0, 1, 1].as_slice()));
-/// assert_eq!((rows.node_sent.as_slice(), rows.node_received.as_slice()), ([2, 0].as_slice(), [0, 2].as_slice()));
-/// assert_eq!((rows.local.as_slice(), rows.total(), rows.crossing_nodes()), ([1, 0, 0, 0].as_slice(), 3, 2));
+/// assert_eq!((rows.sent(), rows.received()), ([1, 2, 0, 0].as_slice(), [1, 0, 1, 1].as_slice()));
+/// assert_eq!((rows.node_sent(), rows.node_received()), ([2, 0].as_slice(), [0, 2].as_slice()));
+/// assert_eq!((rows.local(), rows.total(), rows.crossing_nodes()), ([1, 0, 0, 0].as_slice(), 3, 2));
 /// # Ok::<(), lrmoe::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeRows {
     /// `[R]` rows that each rank sends: distinct (token, other rank).
-    pub sent: Vec<u64>,
+    sent: Vec<u64>,
     /// `[R]` rows that each rank gets from others.
-    pub received: Vec<u64>,
+    received: Vec<u64>,
     /// `[nodes]` rows from each node to others.
-    pub node_sent: Vec<u64>,
+    node_sent: Vec<u64>,
     /// `[nodes]` rows to each node from others.
-    pub node_received: Vec<u64>,
+    node_received: Vec<u64>,
     /// `[R]` distinct tokens of each rank of which it computes a pair itself.
-    pub local: Vec<u64>,
+    local: Vec<u64>,
     /// Consecutive ranks of a node.
     ranks_per_node: usize,
 }
@@ -81,6 +81,7 @@ impl ExchangeRows {
             return Err(Error::argument("ranks", 0, "1 or more"));
         }
         check_ranks("source_of_token", source_of_token, ranks)?;
+        check_size("rows of ranks", ranks)?;
         let (of_ranks, of_nodes) = (vec![0_u64; ranks], vec![0_u64; ranks.div_ceil(ranks_per_node)]);
         let mut rows = Self {
             sent: of_ranks.clone(),
@@ -119,6 +120,36 @@ impl ExchangeRows {
             self.node_sent[here] += 1;
             self.node_received[there] += 1;
         }
+    }
+
+    /// `[R]` rows that each rank sends: distinct (token, other rank).
+    #[must_use]
+    pub fn sent(&self) -> &[u64] {
+        &self.sent
+    }
+
+    /// `[R]` rows that each rank gets from others.
+    #[must_use]
+    pub fn received(&self) -> &[u64] {
+        &self.received
+    }
+
+    /// `[nodes]` rows from each node to others.
+    #[must_use]
+    pub fn node_sent(&self) -> &[u64] {
+        &self.node_sent
+    }
+
+    /// `[nodes]` rows to each node from others.
+    #[must_use]
+    pub fn node_received(&self) -> &[u64] {
+        &self.node_received
+    }
+
+    /// `[R]` distinct tokens of each rank of which it computes a pair itself.
+    #[must_use]
+    pub fn local(&self) -> &[u64] {
+        &self.local
     }
 
     /// Rows between ranks, those between nodes among them.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::plan::cluster::Link;
 use crate::plan::destinations::tests::{Routing, below};
-use crate::plan::destinations::{destinations, retain};
+use crate::plan::destinations::{destinations, pair_counts, retain};
 use crate::plan::policy::{Fixed, Llep};
 use crate::plan::route::Route;
 use crate::plan::{Lrmoe, Ownership, Placement, Policy, Retention, optimizer_exchange, selection_exchange};
@@ -215,4 +215,12 @@ fn retained_pairs_of_a_token_share_rows() {
     let to = destinations(&[0, 1, 1, 0], 2, &[0, 0], 2, &routes, None).unwrap();
     let rows = |kept: [bool; 4]| ExchangeRows::count(&retain(&to, &kept).unwrap(), 2, &[0, 0], 2, 2).unwrap().total();
     assert_eq!([rows([true; 4]), rows([true, false, true, true]), rows([false, false, true, false])], [2, 2, 1]);
+}
+
+#[test]
+fn absurd_numbers_of_ranks_are_refused_before_memory_is_asked_for() {
+    let refused = |ranks| ExchangeRows::count(&[0], 1, &[0], ranks, 8).unwrap_err().to_string();
+    assert!(refused(usize::MAX).contains("rows of ranks") && refused((1 << 32) + 1).contains("4294967297"));
+    let refused = pair_counts(&[1], 1, &[0], 1 << 50, 2, None).unwrap_err().to_string();
+    assert!(refused.contains("counts"), "{refused}");
 }

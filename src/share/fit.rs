@@ -14,6 +14,10 @@ const STALL: f64 = 4.0;
 
 /// Relative residuals below this are rounding and never stalls.
 const ROUNDING: f64 = 1e-9;
+/// Samples of a phase below which none is left out.
+const FEW: usize = 8;
+/// Seconds that no phase takes.
+const LONGEST: f64 = 1e9;
 
 /// A column counts as a combination of others where less than this part of its length is left without them.
 const COLLINEAR: f64 = 1e-6;
@@ -99,7 +103,7 @@ impl TimeModel {
     /// result is a function of the samples, the same in every run.
     ///
     /// # Errors
-    /// [`Error::Argument`] without samples, for times that are not finite or negative, and for a time of a phase that does
+    /// [`Error::Argument`] without samples, for times that are not finite, negative or above 1e9 seconds, and for a time of a phase that does
     /// not run in its share.
     pub fn fit(samples: &[(Share, PhaseTimes)]) -> Result<Self> {
         if samples.is_empty() {
@@ -111,7 +115,8 @@ impl TimeModel {
             let residuals: Vec<f64> = points.iter().map(|point| point.residual(&first)).collect();
             let middle = median(residuals.iter().copied()).unwrap_or(0.0);
             let spread = median(residuals.iter().map(|r| (r - middle).abs())).unwrap_or(0.0);
-            let limit = (STALL * spread).max(ROUNDING);
+            // Of a few samples none can be told to be a stall.
+            let limit = if points.len() < FEW { f64::INFINITY } else { (STALL * spread).max(ROUNDING) };
             let kept = points.iter().zip(&residuals).filter(|(_, r)| (*r - middle).abs() <= limit);
             let kept: Vec<(&Point, f64)> = kept.map(|(point, _)| (point, point.scale_of(&first))).collect();
             let dropped = points.len() - kept.len();
@@ -191,8 +196,8 @@ fn points(samples: &[(Share, PhaseTimes)], phase: Phase) -> Result<Vec<Point>> {
     for (i, (share, times)) in samples.iter().enumerate() {
         let (features, measured) = (features(share, phase), times[phase]);
         let name = || format!("samples[{i}], phase {phase}");
-        if !(measured.is_finite() && measured >= 0.0) {
-            return Err(Error::argument(name(), measured, "finite seconds, 0 or more"));
+        if !(0.0..=LONGEST).contains(&measured) {
+            return Err(Error::argument(name(), measured, "0 to 1e9 seconds"));
         }
         if features != [0.0; TERMS] {
             points.push(Point { features, measured });

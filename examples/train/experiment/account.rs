@@ -49,9 +49,9 @@ pub(crate) fn phases(ranks: &[PhaseTimes]) -> (PhaseTimes, PhaseTimes) {
     (PhaseTimes::from_fn(busiest), PhaseTimes::from_fn(mean))
 }
 
-/// A trained cell with its times.
-pub(crate) fn cell(trained: &Trained, timing: &Timing) -> lrmoe::Result<Cell> {
-    let seconds = timing.seconds;
+/// A trained cell with its times; without any where no policy came to its end.
+pub(crate) fn cell(trained: &Trained, timing: Option<&Timing>) -> lrmoe::Result<Cell> {
+    let seconds = timing.map_or(1.0, |timing| timing.seconds);
     let fit = |fit: &PhaseFit| {
         Some((fit.phase.name().to_owned(), [fit.predicted_over_measured?, fit.median_relative_error?]))
     };
@@ -60,16 +60,22 @@ pub(crate) fn cell(trained: &Trained, timing: &Timing) -> lrmoe::Result<Cell> {
     protocol.scaled = protocol.scaled.scaled_to(protocol.scaled.gemm_flops / seconds)?;
     let run = |run: &TrainedRun| {
         let plans = plan_seconds(run).map(|plan_s| plan_s * protocol.time_scale).collect();
-        let sampled = timing.sampled(&trained.key, &run.policy, run.activations);
-        PolicyRun { sampled, ..policy_run(run, &Prices { model: &timing.model, seconds, plans }) }
+        let prices = timing.map(|timing| Prices { model: &timing.model, seconds, plans });
+        let sampled = timing.map(|timing| timing.sampled(&trained.key, &run.policy, run.activations));
+        PolicyRun { sampled: sampled.unwrap_or_default(), ..policy_run(run, prices.as_ref()) }
     };
     let runs = trained.runs.iter().map(run).collect();
     Ok(Cell {
         key: trained.key.clone(),
-        machine: timing.machine.clone(),
+        machine: timing.map_or(serde_json::Value::Null, |timing| timing.machine.clone()),
         plain: trained.plain.clone(),
-        fit: timing.model.error().iter().filter_map(fit).collect(),
-        timelines: timing.timelines.iter().filter(|(key, _)| *key == trained.key).map(|(_, t)| t.clone()).collect(),
+        fit: timing.into_iter().flat_map(|timing| timing.model.error()).filter_map(fit).collect(),
+        timelines: timing
+            .into_iter()
+            .flat_map(|timing| &timing.timelines)
+            .filter(|(key, _)| *key == trained.key)
+            .map(|(_, timeline)| timeline.clone())
+            .collect(),
         runs,
         protocol,
     })
@@ -90,13 +96,15 @@ fn plan_seconds(run: &TrainedRun) -> impl Iterator<Item = f64> {
 }
 
 /// One policy's costs at every validation, and its means and peaks.
-fn policy_run(run: &TrainedRun, prices: &Prices<'_>) -> PolicyRun {
-    let ran = run.infeasible.is_none();
-    let steps = if ran { &run.loads[..] } else { &[] };
+fn policy_run(run: &TrainedRun, prices: Option<&Prices<'_>>) -> PolicyRun {
+    let prices = prices.filter(|_| run.infeasible.is_none());
+    let steps = if prices.is_some() { &run.loads[..] } else { &[] };
     let mut cost = Cost::default();
     let mut done = 0;
     let mut curve = Vec::new();
-    for &(step, val_loss) in run.curve.iter().filter(|_| ran) {
+    for (&(step, val_loss), prices) in
+        run.curve.iter().zip(std::iter::repeat(prices)).filter_map(|(at, p)| Some((at, p?)))
+    {
         for layers in &steps[done..step as usize] {
             layers.iter().for_each(|loads| add_step(&mut cost, done, loads, prices));
             done += 1;

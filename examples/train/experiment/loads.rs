@@ -209,6 +209,11 @@ impl Loads {
         self.ranks.iter().map(|sizes| sizes.share(self.activations, self.selects)).collect()
     }
 
+    /// Ranks of the step.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+
     /// What each rank takes if `time` is what a share takes: a wave has its part of every expert's rows, and reads all weights anew.
     pub(crate) fn times<E>(&self, mut time: impl FnMut(&Share) -> Result<PhaseTimes, E>) -> Result<Vec<PhaseTimes>, E> {
         let of_rank = |share: Share| {
@@ -258,8 +263,8 @@ impl Moves<'_> {
             hosts.iter().zip(loads).filter(|(host, _)| **host as usize == r).map(|(_, &load)| load).collect()
         };
         let parameters = setup.config.expert_parameters()? as usize;
-        let here = |rows: &ExchangeRows| (rows.received[r] + rows.local[r]) as usize;
-        let sent = |rows: &ExchangeRows| rows.sent[r] as usize;
+        let here = |rows: &ExchangeRows| (rows.received()[r] + rows.local()[r]) as usize;
+        let sent = |rows: &ExchangeRows| rows.sent()[r] as usize;
         Ok(Share {
             tokens: self.own.tokens[r],
             forward: resident(&loads[0]),

@@ -37,8 +37,9 @@ pub(crate) use options::ExperimentArgs;
 use crate::cli::Options;
 use crate::corpus::{CONTEXT, Corpus};
 use crate::failure::Failure;
+use crate::files::LineFile;
 use crate::progress::say;
-use cell::Key;
+use cell::{Key, Protocol};
 use geometry::Geometry;
 use runner::Task;
 use timing::Timing;
@@ -51,6 +52,8 @@ pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Resu
         let (given, layers) = (options.retain.layers(), options.layers);
         return Err(Failure::usage(format!("--retain has {given} values; allowed: one for each of {layers} layers")));
     }
+    // What cannot be written is not worth training.
+    LineFile::create(&options.out.join("cells").join("new")).map_err(|e| Failure::usage(format!("--out: {e}")))?;
     let mut cells = Vec::new();
     let mut complete = true;
     for preset in &args.preset {
@@ -73,13 +76,15 @@ pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Resu
             if args.train_only {
                 continue;
             }
-            match timing(&group, options, stop)? {
-                Some(timing) => {
-                    for trained in &group {
-                        cells.push(account::cell(trained, &timing)?);
-                    }
-                }
-                None => complete = false,
+            // Where no policy came to its end there is nothing to time, but what ended it to tell.
+            let ran = group.iter().flat_map(|trained| &trained.runs).any(|run| run.infeasible.is_none());
+            let timing = if ran { timing(&group, options, stop)? } else { None };
+            if ran && timing.is_none() {
+                complete = false;
+                continue;
+            }
+            for trained in &group {
+                cells.push(account::cell(trained, timing.as_ref())?);
             }
         }
     }
@@ -99,12 +104,18 @@ fn finished_or_trained(task: &Task<'_>, stop: &AtomicBool) -> Result<Option<Trai
     let name = format!("{preset}_{balancing}_{tokens}_{seed}");
     let path = task.options.out.join("cells").join(format!("{name}.json"));
     if let Some(trained) = read_if_there::<Trained>(&path)? {
-        if trained.protocol != task.protocol {
-            let path = path.display();
+        let path = path.display();
+        if trained.key != task.key {
+            return Err(Failure::run(format!("{path} holds another cell than its name says; remove it")));
+        }
+        if let Some(differences) = differences(&trained.protocol, &task.protocol) {
+            let text = "; the text is another one: a cell lasts as long as its text";
+            let text = if trained.protocol.corpus == task.protocol.corpus { "" } else { text };
             return Err(Failure::usage(format!(
-                "{path} was made with other options; give them again, or another folder as --out"
+                "{path} was made with other options: {differences}{text}. Give them again, or another folder as --out"
             )));
         }
+        trained.check().map_err(|e| Failure::run(format!("{path}: {e}; remove it to have it made again")))?;
         say(&format!("cell     {name}: trained before"));
         return Ok(Some(trained));
     }
@@ -117,12 +128,30 @@ fn finished_or_trained(task: &Task<'_>, stop: &AtomicBool) -> Result<Option<Trai
     Ok(Some(trained))
 }
 
+/// What two protocols do not share, field by field; `None` where they are the same.
+fn differences(there: &Protocol, here: &Protocol) -> Option<String> {
+    let fields = |protocol: &Protocol| match serde_json::to_value(protocol) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (there, here) = (fields(there), fields(here));
+    let differ = there.iter().filter(|(name, value)| here.get(*name) != Some(value));
+    let list: Vec<String> = differ
+        .map(|(name, value)| {
+            format!("{name} {value} there, {} here", here.get(name).unwrap_or(&serde_json::Value::Null))
+        })
+        .collect();
+    (!list.is_empty()).then(|| list.join(", "))
+}
+
 /// Times of these very cells as an earlier call took them, or taken now; `None` where `stop` was set before their end, or nothing is
 /// there to time.
 fn timing(cells: &[Trained], options: &Options, stop: &AtomicBool) -> Result<Option<Timing>, Failure> {
     let Some(Key { preset, tokens, .. }) = cells.first().map(|cell| &cell.key) else { return Ok(None) };
     let path = options.out.join("times").join(format!("{preset}_{tokens}.json"));
+    let machine = crate::report::machine();
     if let Some(timing) = read_if_there::<Timing>(&path)?
+        && (&timing.machine, timing.version.as_str()) == (&machine, env!("CARGO_PKG_VERSION"))
         && timing.cells.iter().map(|(key, protocol)| (key, protocol)).eq(cells.iter().map(|c| (&c.key, &c.protocol)))
     {
         return Ok(Some(timing));
@@ -133,7 +162,7 @@ fn timing(cells: &[Trained], options: &Options, stop: &AtomicBool) -> Result<Opt
     say(&format!("timing   {preset}, {tokens} tokens a step"));
     // Balancing is of no consequence to sizes.
     let geometry = Geometry::new(preset, options.experiment.balancing[0], options)?;
-    let timing = Timing::take(cells, &geometry.small, crate::report::machine(), stop)?;
+    let timing = Timing::take(cells, &geometry.small, machine, stop)?;
     timing.as_ref().map_or(Ok(()), |timing| write_json(&path, timing))?;
     Ok(timing)
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use lrmoe::plan::cluster::parse_bytes;
 use lrmoe::plan::policy::{NAMES, by_name};
 use lrmoe::plan::{Activations, ClusterSpec};
-use lrmoe::{Error, MoeConfig};
+use lrmoe::{Error, MoeConfig, Selection};
 
 use crate::failure::Failure;
 
@@ -80,7 +80,10 @@ impl FromStr for Budget {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         match text.strip_suffix('x').map(str::parse) {
-            None => parse_bytes(text).map(Self::Bytes),
+            None => match parse_bytes(text)? {
+                0 => Err(Error::argument("budget", 0, "1 byte or more")),
+                bytes => Ok(Self::Bytes(bytes)),
+            },
             Some(Ok(factor)) if (1e-3..=1e3).contains(&factor) => Ok(Self::Factor(factor)),
             Some(_) => Err(Error::argument("budget", format!("`{text}`"), "bytes such as 80GiB, or 0.001x to 1000x")),
         }
@@ -89,7 +92,7 @@ impl FromStr for Budget {
 
 impl ExperimentArgs {
     /// Checks what lists and seeds name.
-    pub(crate) fn check(&self, first_seed: u64, batches: &[usize]) -> Result<(), Failure> {
+    pub(crate) fn check(&self, first_seed: u64, batches: &[usize], select: Selection) -> Result<(), Failure> {
         let twice = |option: &str, values: Vec<String>| {
             let again = (1..values.len()).find(|&i| values[..i].contains(&values[i]));
             again.map_or(Ok(()), |i| Err(Failure::usage(format!("{option} names {} twice; allowed: once", values[i]))))
@@ -97,6 +100,10 @@ impl ExperimentArgs {
         twice("--preset", self.preset.clone())?;
         twice("--balancing", self.balancing.iter().map(|b| b.name().to_owned()).collect())?;
         twice("--batch", batches.iter().map(usize::to_string).collect())?;
+        let selecting = self.policy.iter().find(|name| *name == "lrmoe");
+        if let Some(name) = selecting.filter(|_| self.ranks.is_some() && select == Selection::All) {
+            return Err(Failure::usage(format!("--select is all; allowed with --policy {name}: any way but all")));
+        }
         if first_seed.checked_add(self.seeds).is_none() {
             let most = u64::MAX - self.seeds;
             return Err(Failure::usage(format!("--seed is {first_seed}; allowed with --seeds: at most {most}")));
@@ -165,7 +172,7 @@ impl FromStr for PolicyNames {
         for name in text.split(',').map(str::trim) {
             if !is_known(name) {
                 let allowed = format!(
-                    "all, or some of {}, {ONE_COPY}, {TOPQ}; symi, symi-drop and eplb with a number of slots, as in symi:20",
+                    "all, or some of {}, {ONE_COPY}, {TOPQ}; only symi, symi-drop and eplb with a number of slots, as in symi:20",
                     NAMES.join(", ")
                 );
                 return Err(Error::argument("policy", format!("`{name}`"), allowed));
@@ -187,7 +194,7 @@ fn is_known(name: &str) -> bool {
     match name.split_once(':') {
         Some((name, slots)) => {
             let with_slots = ["symi", "symi-drop", "eplb", "eplb-hierarchical"].contains(&name);
-            with_slots && slots.parse::<usize>().is_ok_and(|slots| (1..=1 << 16).contains(&slots))
+            with_slots && slots.parse::<u16>().is_ok_and(|number| number > 0 && number.to_string() == slots)
         }
         None => name == TOPQ || name == ONE_COPY || by_name(name).is_ok(),
     }

@@ -101,9 +101,12 @@ impl LayerPlanner for LayerPlans {
             follower.setups.iter_mut().for_each(|setup| setup.options.retention = retention);
             match follower.plan(step, &counts, call.demand) {
                 Ok(plan) => plans.push(Some(plan)),
-                // Without its driver's plan the run itself cannot go on.
-                Err(error @ Error::Infeasible { .. }) if !(self.driven && i == 0) => {
+                Err(error @ Error::Infeasible { .. }) => {
                     follower.infeasible = Some(error.to_string());
+                    // Without its driver's plan the run itself cannot go on.
+                    if self.driven && i == 0 {
+                        return Err(error);
+                    }
                     plans.push(None);
                 }
                 Err(error) => return Err(error),

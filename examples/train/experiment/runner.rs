@@ -51,9 +51,11 @@ impl Task<'_> {
             for run in runs.iter_mut().filter(goes_on) {
                 match run.step(self.corpus) {
                     Ok(loss) => validated = validated.or(loss),
-                    // A policy that does not fit, or does not train, is a result; without the plain run there is none.
-                    Err(failure) if run.name != PLAIN => run.failed = Some(failure.to_string()),
-                    Err(failure) => return Err(failure),
+                    // Without the plain run there are no targets.
+                    Err(failure) => match run.excuse(&failure).filter(|_| run.name != PLAIN) {
+                        Some(reason) => run.failed = Some(reason),
+                        None => return Err(failure),
+                    },
                 }
                 stepped = true;
             }
@@ -142,6 +144,13 @@ impl Task<'_> {
             }
             None => (name, None),
         };
+        let (ranks, experts) = (self.protocol.ranks, self.geometry.small.num_experts);
+        if let Some(slots) = given.filter(|&slots| slots.saturating_mul(ranks) < experts) {
+            let least = experts.div_ceil(ranks);
+            return Err(Failure::usage(format!(
+                "--policy {name}:{slots}; allowed: {least} or more slots for {experts} experts on {ranks} ranks"
+            )));
+        }
         let slots = |usual: usize| Some(given.unwrap_or(usual));
         // What counts pairs is scaled as tokens are.
         let min_chunk = (f64::from(Llep::default().min_chunk) * token_scale).round().max(1.0) as u32;

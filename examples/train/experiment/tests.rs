@@ -332,7 +332,7 @@ fn a_cell_has_the_times_of_its_fit_and_the_traffic_of_its_scale() {
     assert_eq!(Timing::take(std::slice::from_ref(&trained), config, machine.clone(), &stop).unwrap(), None);
     let timing =
         Timing::take(std::slice::from_ref(&trained), config, machine, &AtomicBool::new(false)).unwrap().unwrap();
-    let cell = account::cell(&trained, &timing).unwrap();
+    let cell = account::cell(&trained, Some(&timing)).unwrap();
     let (first, last) = (&cell.runs[0].curve[0], &cell.runs[0].curve[1]);
     assert_eq!((first.cost.moe_s(1), cell.runs[0].steps), (0.0, 2));
     // Two steps of two layers.

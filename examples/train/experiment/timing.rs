@@ -24,13 +24,15 @@ pub(crate) struct Timing {
     /// Whose shares were executed.
     pub(crate) cells: Vec<(Key, Protocol)>,
     pub(crate) machine: serde_json::Value,
+    /// Of this crate, whose kernels were executed.
+    pub(crate) version: String,
     /// The time of a share by its sizes, fitted to all of them.
     pub(crate) model: TimeModel,
     /// Seconds of this machine for each second of the one that plans were made for: what an even share takes, over what that machine is
     /// predicted to take for it. All modelled times are turned into this machine's by it.
     pub(crate) seconds: f64,
     sampled: Vec<(Key, String, Activations, Sampled)>,
-    /// The last sample of every policy of the first cell.
+    /// Every policy's last sample in the first cell that it came to its end in.
     pub(crate) timelines: Vec<(Key, Timeline)>,
 }
 
@@ -86,14 +88,16 @@ impl Timing {
             let (_, sum) =
                 sampled.entry((group.key, group.policy, mode)).or_insert((group.activations, Sampled::default()));
             group.add_to(sum, &model);
-            if *group.key == first.key {
-                last.insert((group.policy, mode), group);
+            let newest = last.entry((group.policy, mode)).or_insert(group);
+            if newest.key == group.key {
+                *newest = group;
             }
         }
         let prices = [seconds, first.protocol.time_scale * seconds];
         Ok(Some(Self {
             cells: cells.iter().map(|cell| (cell.key.clone(), cell.protocol.clone())).collect(),
             machine,
+            version: env!("CARGO_PKG_VERSION").into(),
             seconds,
             sampled: sampled
                 .into_iter()

@@ -42,4 +42,24 @@ impl Trained {
             (middle.min(longest - 1), index % layers)
         })
     }
+
+    /// Checks the parts against each other, for a file that may have been changed.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Protocol { layers, ranks, .. } = self.protocol;
+        for run in &self.runs {
+            let last = run.curve.last().map_or(0, |(step, _)| *step);
+            if run.infeasible.is_none() && (run.loads.len() as u64) < last {
+                return Err(format!("{} has loads of {} steps, not {last}", run.policy, run.loads.len()));
+            }
+            if !run.curve.is_sorted_by(|a, b| a.0 < b.0) {
+                return Err(format!("the validations of {} are not in order", run.policy));
+            }
+            for (step, loads) in run.loads.iter().enumerate() {
+                if loads.len() != layers || loads.iter().any(|loads| loads.ranks() != ranks) {
+                    return Err(format!("{} has not {layers} layers of {ranks} ranks in step {step}", run.policy));
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -133,6 +133,17 @@ impl Trajectory {
         Ok(Some(loss))
     }
 
+    /// Why a step that failed is a result of its own: the driving policy does not fit, or training diverged.
+    pub(crate) fn excuse(&self, failure: &Failure) -> Option<String> {
+        let infeasible = |layer: &Arc<Mutex<LayerPlans>>| {
+            let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
+            layer.followers.first().and_then(|driver| driver.infeasible.clone())
+        };
+        let diverged = failure.to_string();
+        let diverged = diverged.starts_with(crate::trainer::DIVERGED).then_some(diverged);
+        self.layers.iter().find_map(infeasible).or(diverged)
+    }
+
     /// What it leaves, one for each follower.
     pub(crate) fn into_runs(self) -> impl Iterator<Item = TrainedRun> {
         let Self { name, curve, followed, loads, infeasible, failed, .. } = self;

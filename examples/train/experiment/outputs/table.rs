@@ -51,10 +51,9 @@ pub(super) fn text(cells: &[Cell]) -> String {
 
 fn protocol(cell: &Cell) -> String {
     let p = &cell.protocol;
-    let budget =
-        p.budget.map_or("no limit".into(), |bytes| format!("{:.1} GiB of the real model", bytes as f64 / GIB));
+    let budget = p.budget.map_or("no limit".into(), |bytes| format!("{:.1} GiB", bytes as f64 / GIB));
     let machine = format!(
-        "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), memory of a rank: {budget}, \
+        "{} ranks, {} a node, network and compute as on {} ({:.3} s here for 1 s there), budget of a real rank: {budget}, \
          slots of {SYMI}: {}, eplb: {}",
         p.ranks, p.ranks_per_node, p.cluster, p.time_scale, p.symi_slots, p.eplb_slots
     );
@@ -289,11 +288,11 @@ mod tests {
     fn the_protocol_says_slots_and_whether_there_is_a_limit() {
         let mut cell = cell(1);
         assert!(
-            protocol(&cell).contains("memory of a rank: 0.2 GiB of the real model")
+            protocol(&cell).contains("budget of a real rank: 0.2 GiB")
                 && protocol(&cell).contains("slots of symi: 8, eplb: 4\n")
         );
         cell.protocol.budget = None;
-        assert!(protocol(&cell).contains("memory of a rank: no limit"));
+        assert!(protocol(&cell).contains("budget of a real rank: no limit"));
     }
 
     #[test]

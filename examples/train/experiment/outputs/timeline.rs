@@ -4,16 +4,22 @@ use serde_json::{Value, json};
 
 use crate::experiment::cell::{Cell, Event, Timeline};
 
-/// Of the first cell: a process for each policy and activation mode, a thread for each rank.
+/// A process for each policy and activation mode, in the first cell that has one; a thread for each rank.
 pub(super) fn json(cells: &[Cell]) -> Value {
-    let first = cells.first();
-    let timelines = first.map_or(&[][..], |cell| &cell.timelines);
-    let events = timelines.iter().zip(1..).flat_map(|(timeline, process)| process_events(timeline, process));
+    let with_timelines = cells.iter().find(|cell| !cell.timelines.is_empty());
+    let mut timelines: Vec<&Timeline> = Vec::new();
+    for timeline in cells.iter().flat_map(|cell| &cell.timelines) {
+        let same = |t: &&Timeline| (&t.policy, &t.activations) == (&timeline.policy, &timeline.activations);
+        if !timelines.iter().any(same) {
+            timelines.push(timeline);
+        }
+    }
+    let events = timelines.into_iter().zip(1..).flat_map(|(timeline, process)| process_events(timeline, process));
     json!({
         "displayTimeUnit": "ms",
         "traceEvents": events.collect::<Vec<_>>(),
         "otherData": {
-            "cell": first.map(|cell| &cell.key),
+            "cell": with_timelines.map(|cell| &cell.key),
             "categories": {
                 "measured": "executed and timed on this machine; plan: that times time_scale of the protocol",
                 "modelled": "bytes of the plan over the links of the scaled cluster, at this machine's pace",
