@@ -2,21 +2,11 @@
 
 use std::time::Instant;
 
-use lrmoe::memory::Category;
 use lrmoe::plan::policy::Input;
 use lrmoe::plan::{Counts, Demand, Placement, Plan, Policy, RankMemory, Setup};
 use lrmoe::{Error, Result};
 use serde::Serialize;
 
-/// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
-const SUBTOTAL: [Category; 6] = [
-    Category::Weights,
-    Category::Replicas,
-    Category::TokenBuffers,
-    Category::Stash,
-    Category::Exchange,
-    Category::Scratch,
-];
 /// A refused budget is raised to what the refused step needs, once; a second refusal of one step would contradict the first.
 const RAISES_PER_STEP: usize = 1;
 
@@ -212,7 +202,7 @@ impl Tally {
             max_over_mean_backward: p.max_over_mean_backward,
             inter_node_bytes: p.bytes_inter_node(),
             peak_bytes: plan.memory.iter().map(RankMemory::total).max().unwrap_or(0),
-            subtotal_bytes: plan.memory.iter().map(subtotal).max().unwrap_or(0),
+            subtotal_bytes: plan.memory.iter().map(RankMemory::subtotal).max().unwrap_or(0),
             instances: plan.placement.instances(),
         });
     }
@@ -249,10 +239,6 @@ impl Tally {
             series: Some(self.series),
         }
     }
-}
-
-fn subtotal(memory: &RankMemory) -> u64 {
-    SUBTOTAL.iter().map(|&category| memory.reserved[category as usize]).sum()
 }
 
 fn ratio(values: impl Iterator<Item = f64> + Clone) -> Ratio {

@@ -25,7 +25,7 @@ pub use statistics::{ScoreStatistics, Statistics};
 
 use crate::backend::{Backend, Buffer};
 use crate::config::MoeConfig;
-use crate::kernel::{GateRule, SUM_SQUARES_BLOCK, SumSquares};
+use crate::kernel::{SUM_SQUARES_BLOCK, SumSquares};
 use crate::losses;
 use crate::memory::Category;
 use crate::op::Arena;
@@ -189,21 +189,7 @@ impl<B: Backend> MoeLayer<B> {
     }
 
     fn sizes(&self, tokens: usize) -> Sizes {
-        let config = &self.config;
-        Sizes {
-            tokens,
-            hidden: config.hidden_size,
-            experts: config.num_experts,
-            top_k: config.num_experts_per_tok,
-            rule: GateRule {
-                scoring: config.scoring_func,
-                n_group: config.n_group,
-                topk_group: config.topk_group,
-                normalise: config.norm_topk_prob,
-                norm_eps: config.scoring_func.norm_epsilon(),
-                scaling: config.routed_scaling_factor as f32,
-            },
-        }
+        Sizes::new(&self.config, tokens)
     }
 
     fn experts(&self) -> Result<Bank<B::Buffer>> {

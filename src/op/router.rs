@@ -2,6 +2,7 @@
 
 use super::{Arena, Rows};
 use crate::backend::{Backend, Buffer};
+use crate::config::MoeConfig;
 use crate::kernel::{
     Gate, GateBackward, GateRule, GroupedDgrad, GroupedForward, GroupedWgrad, Permute, RouterGrad, RouterLoss,
 };
@@ -16,6 +17,26 @@ pub(crate) struct Sizes {
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
     pub(crate) rule: GateRule,
+}
+
+impl Sizes {
+    /// Of so many tokens of a layer.
+    pub(crate) fn new(config: &MoeConfig, tokens: usize) -> Self {
+        Self {
+            tokens,
+            hidden: config.hidden_size,
+            experts: config.num_experts,
+            top_k: config.num_experts_per_tok,
+            rule: GateRule {
+                scoring: config.scoring_func,
+                n_group: config.n_group,
+                topk_group: config.topk_group,
+                normalise: config.norm_topk_prob,
+                norm_eps: config.scoring_func.norm_epsilon(),
+                scaling: config.routed_scaling_factor as f32,
+            },
+        }
+    }
 }
 
 /// What routing leaves. Counts, offsets and rows are of the pairs to be computed; the rest is of all routed pairs.

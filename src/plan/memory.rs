@@ -54,6 +54,14 @@ impl RankMemory {
         sum(&self.reserved)
     }
 
+    /// The part of the reserved bytes that published work compares: weights, replicas and what grows with tokens, which is everything but
+    /// gradients and optimizer state.
+    #[must_use]
+    pub fn subtotal(&self) -> u64 {
+        let state = [Category::Gradients, Category::Optimizer].map(|category| self.reserved[category as usize]);
+        self.total() - state.iter().sum::<u64>()
+    }
+
     /// Bytes asked for, at most [`total`](Self::total).
     #[must_use]
     pub fn used_total(&self) -> u64 {

@@ -6,7 +6,7 @@ use super::timed::Timed;
 use super::{PhaseTimes, Share, destination};
 use crate::backend::Backend;
 use crate::config::MoeConfig;
-use crate::kernel::{GateRule, SelectRule};
+use crate::kernel::SelectRule;
 use crate::layer::{LayerOptions, Selection};
 use crate::memory::Category;
 use crate::op::Arena;
@@ -52,21 +52,7 @@ impl<B: Backend> Copy for Context<'_, B> {}
 
 impl<B: Backend> Context<'_, B> {
     pub(super) fn sizes(&self) -> Sizes {
-        let config = self.config;
-        Sizes {
-            tokens: self.share.tokens,
-            hidden: config.hidden_size,
-            experts: config.num_experts,
-            top_k: config.num_experts_per_tok,
-            rule: GateRule {
-                scoring: config.scoring_func,
-                n_group: config.n_group,
-                topk_group: config.topk_group,
-                normalise: config.norm_topk_prob,
-                norm_eps: config.scoring_func.norm_epsilon(),
-                scaling: config.routed_scaling_factor as f32,
-            },
-        }
+        Sizes::new(self.config, self.share.tokens)
     }
 
     /// Indices of this run.

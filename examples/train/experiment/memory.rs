@@ -1,27 +1,16 @@
 //! What the plans make the ranks reserve, in the small model and in the one that it stands for.
 
-use lrmoe::memory::Category;
 use lrmoe::plan::{Activations, MemoryModel, Placement, Plan, RankLoad, RankMemory, Setup};
 use lrmoe::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::loads::{Moves, by_rank};
 
-/// The part of a rank's memory that published work compares: everything but gradients and optimizer state.
-const SUBTOTAL: [Category; 6] = [
-    Category::Weights,
-    Category::Replicas,
-    Category::TokenBuffers,
-    Category::Stash,
-    Category::Exchange,
-    Category::Scratch,
-];
-
 /// Memory of the ranks that have most of it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fullest {
     pub(crate) peak: RankMemory,
-    /// The largest sum of [`SUBTOTAL`] on a rank.
+    /// The largest [`RankMemory::subtotal`] of a rank.
     pub(crate) subtotal_bytes: u64,
 }
 
@@ -29,11 +18,10 @@ impl Fullest {
     /// # Errors
     /// [`Error::Argument`] without ranks.
     pub(crate) fn of(ranks: &[RankMemory]) -> Result<Self> {
-        let subtotal = |rank: &RankMemory| SUBTOTAL.iter().map(|&c| rank.reserved[c as usize]).sum();
         let peak = ranks.iter().max_by_key(|rank| rank.total()).copied();
         Ok(Self {
             peak: peak.ok_or_else(|| Error::argument("ranks", 0, "1 or more"))?,
-            subtotal_bytes: ranks.iter().map(subtotal).max().unwrap_or(0),
+            subtotal_bytes: ranks.iter().map(RankMemory::subtotal).max().unwrap_or(0),
         })
     }
 }
