@@ -209,6 +209,18 @@ pub fn selection_exchange(setup: &Setup) -> Result<f64> {
     Ok(CostModel::new(setup)?.selection())
 }
 
+/// Seconds until every rank knows the counts of all others, before a step can be planned or anything sent: E numbers of a rank; 0 on
+/// one rank. No [`Predicted`] holds them, since every policy pays them alike.
+///
+/// # Errors
+/// As [`Setup::validate`].
+pub fn counts_exchange(setup: &Setup) -> Result<f64> {
+    setup.validate()?;
+    let Some(link) = links::widest(&setup.cluster) else { return Ok(0.0) };
+    let bytes = 4.0 * (setup.cluster.ranks * setup.config.num_experts) as f64 * setup.counter_scale;
+    Ok(link.latency_s + bytes / link.bytes_per_s)
+}
+
 /// The prices of one setup, worked out once.
 #[derive(Debug, Clone)]
 pub(crate) struct CostModel<'a> {

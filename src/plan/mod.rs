@@ -55,7 +55,7 @@ pub mod workload;
 pub use buffers::{PlannedBuffer, RankLoad, Span};
 pub use cluster::ClusterSpec;
 pub use cluster_scale::ScaledCluster;
-pub use cost::{Predicted, Term, optimizer_exchange, selection_exchange};
+pub use cost::{Predicted, Term, counts_exchange, optimizer_exchange, selection_exchange};
 pub use counts::Counts;
 pub use demand::{Demand, DemandParts};
 pub use destinations::{NOWHERE, destinations, pair_counts, retain};

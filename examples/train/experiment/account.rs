@@ -102,14 +102,14 @@ fn policy_run(run: &TrainedRun, prices: Option<&Prices<'_>>) -> PolicyRun {
     let mut cost = Cost::default();
     let mut done = 0;
     let mut curve = Vec::new();
-    for (&(step, val_loss), prices) in
-        run.curve.iter().zip(std::iter::repeat(prices)).filter_map(|(at, p)| Some((at, p?)))
-    {
-        for layers in &steps[done..step as usize] {
-            layers.iter().for_each(|loads| add_step(&mut cost, done, loads, prices));
-            done += 1;
+    if let Some(prices) = prices {
+        for &(step, val_loss) in &run.curve {
+            for layers in &steps[done..step as usize] {
+                layers.iter().for_each(|loads| add_step(&mut cost, done, loads, prices));
+                done += 1;
+            }
+            curve.push(Point { step, val_loss, cost: cost.clone() });
         }
-        curve.push(Point { step, val_loss, cost: cost.clone() });
     }
     let all = || steps.iter().flatten();
     let count = all().count().max(1) as f64;

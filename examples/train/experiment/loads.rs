@@ -3,8 +3,8 @@
 use lrmoe::Error;
 use lrmoe::plan::waves::waves;
 use lrmoe::plan::{
-    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, exchange_rows_per_token,
-    optimizer_exchange, selection_exchange,
+    Activations, Counts, Direction, ExchangeRows, NOWHERE, Ownership, Placement, Plan, Setup, counts_exchange,
+    exchange_rows_per_token, optimizer_exchange, selection_exchange,
 };
 use lrmoe::share::{Phase, PhaseTimes, Share};
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,7 @@ pub(crate) struct Loads {
 struct RankSizes(usize, Vec<u32>, Vec<u32>, [usize; 6]);
 
 impl RankSizes {
+    #[cfg(test)]
     fn new(share: Share) -> Self {
         let Share { tokens_in_forward, tokens_in_backward, sent_forward, sent_backward, retained, .. } = share;
         let sizes =
@@ -160,25 +161,28 @@ impl Loads {
             |setup: &Setup, i: usize| rows[i].seconds(&setup.cluster, row_bytes(passes[i]), 2.0 * waves[i] as f64);
         let placements = [before, &plan.placement, &plan.next];
         let (mut forward_exchange_s, mut exchange_s, mut optimizer_exchange_s) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+        let mut crossing = 0.0;
         for (i, setup) in setups.iter().enumerate() {
-            forward_exchange_s[i] = counts_exchange_s(setup) + pass(setup, 0)?;
+            forward_exchange_s[i] = counts_exchange(setup)? + pass(setup, 0)?;
             let selection = if selects { selection_exchange(setup)? } else { 0.0 };
             exchange_s[i] = forward_exchange_s[i] + selection + pass(setup, 1)?;
-            optimizer_exchange_s[i] = optimizer_exchange(setup, placements)?.seconds;
+            let optimizer = optimizer_exchange(setup, placements)?;
+            optimizer_exchange_s[i] = optimizer.seconds;
+            // The same on every network.
+            crossing = optimizer.inter_node_bytes;
         }
-        let crossing: f64 =
-            passes.into_iter().zip(&rows).map(|(pass, rows)| rows.crossing_nodes() as f64 * row_bytes(pass)).sum();
-        let optimizer = optimizer_exchange(&setups[0], placements)?;
-        let share = |r| Ok(RankSizes::new(moves.share(r, plan, &loads, &rows, &setups[0])?));
+        for (pass, rows) in passes.into_iter().zip(&rows) {
+            crossing += rows.crossing_nodes() as f64 * row_bytes(pass);
+        }
         Ok(Self {
             activations: plan.activations,
             selects,
-            ranks: (0..ranks).map(share).collect::<Result<_>>()?,
+            ranks: (0..ranks).map(|r| moves.rank_sizes(r, plan, &loads, &rows, &setups[0])).collect::<Result<_>>()?,
             forward_exchange_s,
             exchange_s,
             optimizer_exchange_s,
             plan_s,
-            bytes_inter_node: crossing + optimizer.inter_node_bytes,
+            bytes_inter_node: crossing,
             busiest_over_mean: loads.each_ref().map(|loads| busiest_over_mean(plan, loads)),
             replicas: plan.placement.instances() - plan.experts(),
             waves,
@@ -189,21 +193,7 @@ impl Loads {
             dropped: moves.ids.iter().zip(moves.out).filter(|(e, to)| **e != NOWHERE && **to == NOWHERE).count() as u64,
         })
     }
-}
 
-/// Every rank's counts to all others, before anything can be sent: E numbers of a rank.
-fn counts_exchange_s(setup: &Setup) -> f64 {
-    let cluster = &setup.cluster;
-    let link = match (cluster.ranks, cluster.nodes()) {
-        (1, _) => return 0.0,
-        (_, 1) => cluster.intra,
-        _ => cluster.inter,
-    };
-    let bytes = 4.0 * (cluster.ranks * setup.config.num_experts) as f64 * setup.counter_scale;
-    link.latency_s + bytes / link.bytes_per_s
-}
-
-impl Loads {
     /// `[R]` what each rank computes.
     pub(crate) fn shares(&self) -> Vec<Share> {
         self.ranks.iter().map(|sizes| sizes.share(self.activations, self.selects)).collect()
@@ -249,15 +239,15 @@ impl Moves<'_> {
         Ok(loads)
     }
 
-    /// The share of rank `r`.
-    fn share(
+    /// What rank `r` computes.
+    fn rank_sizes(
         &self,
         r: usize,
         plan: &Plan,
         loads: &[Vec<u32>; 2],
         rows: &[ExchangeRows; 2],
         setup: &Setup,
-    ) -> Result<Share> {
+    ) -> Result<RankSizes> {
         let hosts = plan.placement.host_of_instance();
         let resident = |loads: &[u32]| -> Vec<u32> {
             hosts.iter().zip(loads).filter(|(host, _)| **host as usize == r).map(|(_, &load)| load).collect()
@@ -265,26 +255,17 @@ impl Moves<'_> {
         let parameters = setup.config.expert_parameters()? as usize;
         let here = |rows: &ExchangeRows| (rows.received()[r] + rows.local()[r]) as usize;
         let sent = |rows: &ExchangeRows| rows.sent()[r] as usize;
-        Ok(Share {
-            tokens: self.own.tokens[r],
-            forward: resident(&loads[0]),
-            backward: resident(&loads[1]),
-            tokens_in_forward: here(&rows[0]),
-            tokens_in_backward: here(&rows[1]),
-            sent_forward: sent(&rows[0]),
-            sent_backward: sent(&rows[1]),
-            retained: self.own.retained[r] as usize,
-            // The owner also adds up the gradients of all instances. That costs no more than a step of AdamW on each.
-            optimizer_parameters: match plan.next.ownership() {
-                Ownership::Sharded => (plan.placement.instances() * parameters).div_ceil(plan.ranks()),
-                Ownership::Home => {
-                    let homes = plan.placement.home().iter().enumerate().filter(|(_, home)| **home as usize == r);
-                    homes.map(|(e, _)| plan.placement.hosts(e).len() * parameters).sum()
-                }
-            },
-            activations: plan.activations,
-            selects: self.own.retained.iter().sum::<u64>() < self.own.computed.total(),
-        })
+        // The owner also adds up the gradients of all instances. That costs no more than a step of AdamW on each.
+        let optimizer_parameters = match plan.next.ownership() {
+            Ownership::Sharded => (plan.placement.instances() * parameters).div_ceil(plan.ranks()),
+            Ownership::Home => {
+                let homes = plan.placement.home().iter().enumerate().filter(|(_, home)| **home as usize == r);
+                homes.map(|(e, _)| plan.placement.hosts(e).len() * parameters).sum()
+            }
+        };
+        let [out, back] = rows;
+        let sizes = [here(out), here(back), sent(out), sent(back), self.own.retained[r] as usize, optimizer_parameters];
+        Ok(RankSizes(self.own.tokens[r], resident(&loads[0]), resident(&loads[1]), sizes))
     }
 }
 
@@ -299,7 +280,7 @@ pub(crate) fn by_rank(plan: &Plan, loads: &[u32]) -> Vec<u64> {
 
 /// Pairs of the busiest rank over the mean; 1 without pairs.
 fn busiest_over_mean(plan: &Plan, loads: &[u32]) -> f64 {
-    let ranks = by_rank(plan, loads);
-    let (most, sum) = (ranks.iter().copied().max().unwrap_or(0), ranks.iter().sum::<u64>());
-    if sum == 0 { 1.0 } else { (most * ranks.len() as u64) as f64 / sum as f64 }
+    // A step's pairs fit 32 bits.
+    let ranks: Vec<u32> = by_rank(plan, loads).into_iter().map(|pairs| pairs as u32).collect();
+    lrmoe::Statistics::max_over_mean(&ranks).unwrap_or(1.0)
 }

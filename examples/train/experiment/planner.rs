@@ -132,11 +132,15 @@ impl LayerPlanner for LayerPlans {
             what: "backward without a planned forward".into(),
             fix: "run forward first".into(),
         })?;
+        let Pending { ids, top_k, source_of_token, counts, .. } = &pending;
+        let kept = pair_counts(ids, *top_k, source_of_token, self.ranks, counts.experts(), Some(pairs))?;
+        let mut tokens = vec![0; self.ranks];
+        source_of_token.iter().for_each(|&source| tokens[source as usize] += 1);
         self.done.clear();
         for (i, (follower, plan)) in self.followers.iter().zip(&pending.plans).enumerate() {
             let driver = self.driven && i == 0;
             let loads = match plan {
-                Some(plan) => Some(pending.loads(follower, plan, driver, pairs)?),
+                Some(plan) => Some(pending.loads(follower, plan, driver, (pairs, &kept, &tokens))?),
                 None => None,
             };
             self.done.push(loads);
@@ -146,17 +150,17 @@ impl LayerPlanner for LayerPlans {
 }
 
 impl Pending {
-    /// What the ranks do under one plan, given which pairs were retained.
+    /// What the ranks do under one plan, given which pairs were retained, how many that are of each rank and expert, and each rank's
+    /// tokens.
     fn loads(
         &self,
         follower: &Follower,
         (plan, before, plan_s): &(Plan, Placement, f64),
         driver: bool,
-        retained: &[bool],
+        (retained, kept, tokens): (&[bool], &Counts, &[usize]),
     ) -> Result<Loads> {
         let (ids, k, from) = (&self.ids, self.top_k, &self.source_of_token);
         let (ranks, experts) = (self.counts.ranks(), self.counts.experts());
-        let kept = pair_counts(ids, k, from, ranks, experts, Some(retained))?;
         let (computed, computed_counts) = match &plan.dropped {
             Some(dropped) => {
                 let drops = last_pairs(ids, k, from, dropped)?;
@@ -173,14 +177,12 @@ impl Pending {
             Activations::Recompute => {
                 let setup = &follower.setups[super::cell::PLANNED];
                 let begun = Instant::now();
-                let routes = send_anew(&kept, setup.cluster.ranks_per_node, plan, driver)?;
+                let routes = send_anew(kept, setup.cluster.ranks_per_node, plan, driver)?;
                 plan_s += begun.elapsed().as_secs_f64();
                 destinations(ids, k, from, experts, &routes, Some(retained))?
             }
         };
-        let mut tokens = vec![0; ranks];
-        from.iter().for_each(|&source| tokens[source as usize] += 1);
-        let own = Own { tokens, computed: computed_counts, retained: kept.per_rank().to_vec() };
+        let own = Own { tokens: tokens.to_vec(), computed: computed_counts, retained: kept.per_rank().to_vec() };
         let moves = Moves { ids, top_k: k, source_of_token: from, out: &out, back: &back, own };
         let Follower { setups, real, .. } = follower;
         Loads::new(&moves, &Priced { plan, before, setups, real, plan_s })

@@ -111,9 +111,11 @@ impl Trajectory {
         for layer in &self.layers {
             let mut layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
             for (i, loads) in std::mem::take(&mut layer.done).into_iter().enumerate() {
-                match loads {
-                    Some(loads) => done[i].iter_mut().for_each(|layers| layers.push(loads.clone())),
-                    None => {
+                match (loads, &mut done[i]) {
+                    (Some(loads), Some(layers)) => layers.push(loads),
+                    // Another layer had none.
+                    (Some(_), None) => {}
+                    (None, _) => {
                         done[i] = None;
                         let reason = &layer.followers[i].infeasible;
                         self.infeasible[i] = self.infeasible[i].take().or_else(|| reason.clone());
