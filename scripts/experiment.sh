@@ -3,7 +3,8 @@
 #
 #   scripts/experiment.sh [full|quick|smoke] [OUT]
 #
-# full    two models, usual and weak balancing, two batch sizes, three seeds: some four hours on two cores
+# full    two models, usual and weak balancing, two batch sizes, three seeds; then the ablation of the selection (OUT/ablation)
+#         on one of these cells: some two hours on two cores
 # quick   one cell of the same sizes, less trained: within ten minutes on two cores, the build not counted
 # smoke   a toy that only shows that everything runs: seconds
 #
@@ -25,11 +26,13 @@ case $out in
 esac
 cd "$(dirname "$0")/.."
 out=${out:-runs/experiment-$form}
-common=(--ranks 8 --ranks-per-node 4 --cluster 8xa100 --policy all)
+common=(--ranks 8 --ranks-per-node 4 --cluster 8xa100)
+policies=all
 case $form in
   full)
     presets=(qwen3-30b-a3b glm-4.5-air) balancings=(usual weak) batches=(16 32) seeds=(1 2 3)
     common+=(--steps 400 --time-every 40)
+    policies=fixed,fixed-waves,eplb,llep,symi,symi-drop,lrmoe,lrmoe-1copy
     ;;
   quick)
     presets=(qwen3-30b-a3b) balancings=(usual) batches=(16) seeds=(1)
@@ -65,16 +68,26 @@ join() { local IFS=,; echo "$*"; }
 export RAYON_NUM_THREADS=1
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=67108864
 
-for seed in "${seeds[@]}"; do
-  for batch in "${batches[@]}"; do
-    for preset in "${presets[@]}"; do
-      for balancing in "${balancings[@]}"; do
-        echo "--preset $preset --balancing $balancing --batch $batch --seed $seed"
+# Trains the cells of the arrays above under the policies $2 and reports on them in $1.
+experiment() {
+  local out=$1 policies=$2
+  for seed in "${seeds[@]}"; do
+    for batch in "${batches[@]}"; do
+      for preset in "${presets[@]}"; do
+        for balancing in "${balancings[@]}"; do
+          echo "--preset $preset --balancing $balancing --batch $batch --seed $seed"
+        done
       done
     done
-  done
-done | xargs -P "$(nproc)" -L 1 "$train" "${common[@]}" --train-only --out "$out"
+  done | xargs -P "$(nproc)" -L 1 "$train" "${common[@]}" --policy "$policies" --train-only --out "$out"
 
-"$train" "${common[@]}" --preset "$(join "${presets[@]}")" --balancing "$(join "${balancings[@]}")" \
-  --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" --out "$out" | tee "$out/tables.txt.part"
-mv "$out/tables.txt.part" "$out/tables.txt"
+  "$train" "${common[@]}" --policy "$policies" --preset "$(join "${presets[@]}")" --balancing "$(join "${balancings[@]}")" \
+    --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" --out "$out" | tee "$out/tables.txt.part"
+  mv "$out/tables.txt.part" "$out/tables.txt"
+}
+
+experiment "$out" "$policies"
+if [ "$form" = full ]; then
+  presets=("${presets[0]}") balancings=("${balancings[0]}") batches=("${batches[0]}")
+  experiment "$out/ablation" fixed,lrmoe,lrmoe-topq
+fi

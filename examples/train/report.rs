@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::Options;
 use crate::corpus::Corpus;
-use crate::run::{Run, target_step};
+use crate::run::{Run, TARGET, target_step};
 
 /// Everything a report is made of.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Report<'a> {
 
 /// The loss the runs are timed to; `None` as long as the plain run did not get far enough to set it.
 pub(crate) fn target_loss(options: &Options, runs: &[Run]) -> Option<f64> {
-    let from_plain = || runs.first()?.at(target_step(options.steps)).map(|p| p.val_loss);
+    let from_plain = || runs.first()?.at(target_step(options.steps, TARGET)).map(|p| p.val_loss);
     options.target_loss.or_else(from_plain)
 }
 

@@ -81,9 +81,20 @@ impl Run {
     }
 }
 
-/// The step whose validation loss in the plain run is the default target.
-pub(crate) fn target_step(steps: u64) -> u64 {
-    (steps * 95).div_ceil(100)
+/// The part of the plain run's steps whose validation loss is the default target.
+pub(crate) const TARGET: f64 = 0.95;
+
+/// The step whose validation loss in the plain run is a target: `fraction` of the planned `steps`, rounded up.
+pub(crate) fn target_step(steps: u64, fraction: f64) -> u64 {
+    // In whole percent, so that 0.95 * 20 is 19 and not a little more.
+    let percent = (fraction * 100.0).round() as u64;
+    (steps * percent).div_ceil(100)
+}
+
+/// Whether the model is validated after `done` of `steps` steps: about `validations` times, at every target and at the end.
+pub(crate) fn is_validated(done: u64, steps: u64, validations: u64, targets: &[f64]) -> bool {
+    let target = targets.iter().any(|&fraction| target_step(steps, fraction) == done);
+    done.is_multiple_of((steps / validations).max(1)) || done == steps || target
 }
 
 /// Files that grow with a run.
@@ -123,7 +134,7 @@ pub(crate) fn train(
         }
         result = step(run, &mut trainer, corpus).and_then(|mut line| {
             let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
-            if is_validated(run.steps, options.steps) || stopped() {
+            if is_validated(run.steps, options.steps, VALIDATIONS, &[TARGET]) || stopped() {
                 let loss = validate(run, &trainer, corpus)?;
                 line["val_loss"] = loss.into();
                 progress.validated(run.steps, Some(train_loss), loss);
@@ -153,11 +164,6 @@ fn moe_spec(run: &Run, options: &Options) -> MoeSpec {
         seed: options.seed,
         adamw: ADAMW,
     }
-}
-
-/// Whether the model is validated after `done` of `steps` steps.
-fn is_validated(done: u64, steps: u64) -> bool {
-    done.is_multiple_of((steps / VALIDATIONS).max(1)) || done == target_step(steps) || done == steps
 }
 
 /// One training step; returns its line of metrics.
@@ -211,12 +217,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_target_step_is_validated_and_so_is_the_last() {
+    fn targets_and_the_end_are_validated() {
+        let targets = [0.6, 0.8, 0.95];
         for steps in [1, 2, 7, 39, 40, 41, 399, 400, 1000] {
-            let target = target_step(steps);
-            assert!(target >= 1 && target <= steps);
-            assert!(is_validated(target, steps) && is_validated(steps, steps));
-            assert!((1..=steps).filter(|s| is_validated(*s, steps)).count() as u64 <= 2 * VALIDATIONS + 2);
+            let validated = |step| is_validated(step, steps, VALIDATIONS, &targets);
+            for fraction in targets {
+                let target = target_step(steps, fraction);
+                assert!(target >= 1 && target <= steps && validated(target), "{steps} {fraction}");
+            }
+            assert!(validated(steps));
+            assert!((1..=steps).filter(|&step| validated(step)).count() as u64 <= 2 * VALIDATIONS + 4);
+        }
+    }
+
+    #[test]
+    fn target_steps_are_rounded_up_from_exact_percentages() {
+        for n in 1..3000 {
+            let steps = [0.6, 0.8, 0.95].map(|fraction| target_step(n, fraction));
+            assert_eq!(steps, [60, 80, 95].map(|percent| (n * percent).div_ceil(100)));
         }
     }
 }

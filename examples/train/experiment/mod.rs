@@ -48,9 +48,9 @@ use trained::Trained;
 /// Trains every cell that is not there yet, times those that were not timed together before, and reports on all; returns the exit code.
 pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Result<u8, Failure> {
     let args = &options.experiment;
-    if options.retain.layers() > options.layers {
-        let (given, layers) = (options.retain.layers(), options.layers);
-        return Err(Failure::usage(format!("--retain has {given} values; allowed: one for each of {layers} layers")));
+    let (given, layers) = (options.retain.layers(), options.layers);
+    if given != 1 && given != layers {
+        return Err(Failure::usage(format!("--retain has {given} values; allowed: 1, or one for each of {layers} layers")));
     }
     // What cannot be written is not worth training.
     LineFile::create(&options.out.join("cells").join("new")).map_err(|e| Failure::usage(format!("--out: {e}")))?;

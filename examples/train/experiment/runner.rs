@@ -9,7 +9,7 @@ use lrmoe::{LayerOptions, Selection};
 use super::cell::{Key, Protocol, TARGETS};
 use super::geometry::Geometry;
 use super::options::{ONE_COPY, TOPQ};
-use super::outputs::targets::{PLAIN, target_step};
+use super::outputs::targets::PLAIN;
 use super::planner::Follower;
 use super::trained::Trained;
 use super::trajectory::{Drive, Followed, Trajectory};
@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::moe::MoeSpec;
 use crate::optim::ADAMW;
 use crate::progress::Progress;
-use crate::run::last_step;
+use crate::run::{last_step, target_step};
 
 /// What a cell needs.
 pub(crate) struct Task<'a> {

@@ -7,7 +7,6 @@ use lrmoe::{CpuBackend, LayerOptions, Retention, Selection};
 
 use super::cell::TARGETS;
 use super::loads::Loads;
-use super::outputs::targets::target_step;
 use super::planner::{Follower, LayerPlans};
 use super::trained::TrainedRun;
 use crate::cli::Options;
@@ -15,6 +14,7 @@ use crate::corpus::Corpus;
 use crate::failure::Failure;
 use crate::moe::{MoeSpec, SharedPlanner};
 use crate::retain::Retain;
+use crate::run::is_validated;
 use crate::trainer::Trainer;
 
 /// Validations of a run, besides those at the targets.
@@ -127,7 +127,7 @@ impl Trajectory {
             steps.extend(layers);
         }
         self.steps += 1;
-        if !is_validated(self.steps, self.planned) {
+        if !is_validated(self.steps, self.planned, VALIDATIONS, &TARGETS) {
             return Ok(None);
         }
         let loss = self.trainer.validate(corpus)?;
@@ -164,26 +164,5 @@ impl Trajectory {
     /// The loss of the validation after exactly `step` steps.
     pub(crate) fn loss_at(&self, step: u64) -> Option<f64> {
         self.curve.iter().find(|(at, _)| *at == step).map(|(_, loss)| *loss)
-    }
-}
-
-fn is_validated(done: u64, steps: u64) -> bool {
-    let target = TARGETS.iter().any(|&fraction| target_step(steps, fraction) == done);
-    done.is_multiple_of((steps / VALIDATIONS).max(1)) || done == steps || target
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_and_the_end_are_validated() {
-        for steps in [1, 7, 24, 25, 100, 399] {
-            for fraction in TARGETS {
-                let target = target_step(steps, fraction);
-                assert!(target >= 1 && target <= steps && is_validated(target, steps), "{steps} {fraction}");
-            }
-            assert!(is_validated(steps, steps));
-        }
     }
 }

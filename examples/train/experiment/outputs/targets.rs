@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::experiment::cell::{Cell, Cost, Point, PolicyRun, TARGETS};
+use crate::run::target_step;
 
 /// The trajectory of policies that compute every pair in both passes: the plain run.
 pub(crate) const PLAIN: &str = "all";
@@ -15,13 +16,6 @@ pub(crate) struct Reached {
     pub(crate) step: f64,
     /// All steps until then.
     pub(crate) cost: Cost,
-}
-
-/// The step whose validation loss in the plain run is a target: `fraction` of the planned `steps`, rounded up.
-pub(crate) fn target_step(steps: u64, fraction: f64) -> u64 {
-    // In whole percent, so that 0.95 * 20 is 19 and not a little more.
-    let percent = (fraction * 100.0).round() as u64;
-    (steps * percent).div_ceil(100)
 }
 
 /// "95 %": what a target is called.
@@ -115,18 +109,6 @@ mod tests {
 
     fn with_curve(curve: Vec<Point>) -> PolicyRun {
         PolicyRun { curve, ..run("lrmoe", "stash", "lrmoe", 1.0, 0.0) }
-    }
-
-    #[test]
-    fn target_steps_are_rounded_up_from_exact_percentages() {
-        let steps = |n| TARGETS.map(|fraction| target_step(n, fraction));
-        assert_eq!(steps(100), [60, 80, 95]);
-        assert_eq!(steps(20), [12, 16, 19]);
-        assert_eq!(steps(7), [5, 6, 7]);
-        assert_eq!(steps(1), [1, 1, 1]);
-        for n in 1..3000 {
-            assert_eq!(steps(n), [60, 80, 95].map(|percent| (n * percent).div_ceil(100)));
-        }
     }
 
     #[test]
