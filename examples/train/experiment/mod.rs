@@ -50,7 +50,9 @@ pub(crate) fn run(options: &Options, corpus: &Corpus, stop: &AtomicBool) -> Resu
     let args = &options.experiment;
     let (given, layers) = (options.retain.layers(), options.layers);
     if given != 1 && given != layers {
-        return Err(Failure::usage(format!("--retain has {given} values; allowed: 1, or one for each of {layers} layers")));
+        return Err(Failure::usage(format!(
+            "--retain has {given} values; allowed: 1, or one for each of {layers} layers"
+        )));
     }
     // What cannot be written is not worth training.
     LineFile::create(&options.out.join("cells").join("new")).map_err(|e| Failure::usage(format!("--out: {e}")))?;
