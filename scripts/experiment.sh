@@ -31,7 +31,7 @@ policies=all
 case $form in
   full)
     presets=(qwen3-30b-a3b glm-4.5-air) balancings=(usual weak) batches=(16 32) seeds=(1 2 3)
-    common+=(--steps 400 --time-every 40)
+    common+=(--steps 300 --time-every 30)
     policies=fixed,fixed-waves,eplb,llep,symi,symi-drop,lrmoe,lrmoe-1copy
     ;;
   quick)
