@@ -68,28 +68,31 @@ join() { local IFS=,; echo "$*"; }
 export RAYON_NUM_THREADS=1
 export MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=67108864
 
-# Trains the cells of the arrays above under the policies $2 and reports on them in $1.
-experiment() {
-  local out=$1 policies=$2
-  for seed in "${seeds[@]}"; do
-    for batch in "${batches[@]}"; do
-      for preset in "${presets[@]}"; do
-        for balancing in "${balancings[@]}"; do
-          echo "--preset $preset --balancing $balancing --batch $batch --seed $seed"
+# Does $1 (train or report) with the cells of the arrays above in $2, under the policies $3.
+cells() {
+  local what=$1 out=$2 policies=$3
+  local options=("${common[@]}" --policy "$policies" --out "$out")
+  if [ "$what" = train ]; then
+    for seed in "${seeds[@]}"; do
+      for batch in "${batches[@]}"; do
+        for preset in "${presets[@]}"; do
+          for balancing in "${balancings[@]}"; do
+            echo "--preset $preset --balancing $balancing --batch $batch --seed $seed"
+          done
         done
       done
-    done
-  done | xargs -P "$(nproc)" -L 1 "$train" "${common[@]}" --policy "$policies" --train-only --out "$out"
-
-  "$train" "${common[@]}" --policy "$policies" --preset "$(join "${presets[@]}")" --balancing "$(join "${balancings[@]}")" \
-    --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" --out "$out" | tee "$out/tables.txt.part"
+    done | xargs -P "$(nproc)" -L 1 "$train" "${options[@]}" --train-only
+    return
+  fi
+  "$train" "${options[@]}" --preset "$(join "${presets[@]}")" --balancing "$(join "${balancings[@]}")" \
+    --batch "$(join "${batches[@]}")" --seed "${seeds[0]}" --seeds "${#seeds[@]}" | tee "$out/tables.txt.part"
   mv "$out/tables.txt.part" "$out/tables.txt"
 }
 
-experiment "$out" "$policies"
-if [ "$form" = full ]; then
-  batches=("${batches[0]}") balancings=(weak)
-  experiment "$out/weak" "$policies"
-  presets=("${presets[0]}") balancings=(usual)
-  experiment "$out/ablation" fixed,lrmoe,lrmoe-topq
-fi
+for what in train report; do
+  cells "$what" "$out" "$policies"
+  if [ "$form" = full ]; then
+    (balancings=(weak) batches=(16); cells "$what" "$out/weak" "$policies")
+    (presets=(qwen3-30b-a3b) batches=(16); cells "$what" "$out/ablation" fixed,lrmoe,lrmoe-topq)
+  fi
+done
