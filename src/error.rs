@@ -118,6 +118,14 @@ pub enum Error {
         /// What the driver said.
         reason: String,
     },
+    /// The device or its driver refused or failed a command.
+    #[error("the device failed at `{command}`: {reason}")]
+    Device {
+        /// Command, kernel or call.
+        command: String,
+        /// What the driver said.
+        reason: String,
+    },
     /// A kernel could not be compiled.
     #[error("kernel `{kernel}` does not compile: {log}")]
     Compile {

@@ -64,6 +64,8 @@ pub mod tensor;
 pub mod weights;
 
 pub use backend::cpu::{CpuBackend, CpuOptions};
+#[cfg(feature = "wgpu")]
+pub use backend::wgpu::{WgpuBackend, WgpuOptions};
 pub use backend::{Backend, Buffer, Caps};
 pub use config::{ModelType, MoeConfig, ScoringFunc};
 pub use error::{Error, Result};

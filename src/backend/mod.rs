@@ -2,6 +2,9 @@
 
 pub mod cpu;
 mod devices;
+mod pool;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
 
 pub use devices::{Choice, Device, choose, devices};
 
@@ -123,4 +126,40 @@ pub(crate) fn elements(what: &str, factors: &[usize]) -> Result<usize> {
             what: what.to_owned(),
             detail: format!("{factors:?} multiplied do not fit the address space"),
         })
+}
+
+/// Refuses elements `offset..offset + len` that are not all in the buffer.
+fn check_range(buffer: &impl Buffer, offset: usize, len: usize) -> Result<()> {
+    if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
+        return Err(Error::shape(
+            format!("range of `{}`", buffer.name()),
+            format!("{offset}..{offset}+{len}"),
+            format!("within 0..{}", buffer.len()),
+        ));
+    }
+    Ok(())
+}
+
+/// Length of a range of elements that lies within the buffer.
+fn range_len(buffer: &impl Buffer, range: &std::ops::Range<usize>) -> Result<usize> {
+    let Some(len) = range.end.checked_sub(range.start) else {
+        let what = format!("range of `{}`", buffer.name());
+        return Err(Error::shape(what, format!("{range:?}"), "a start not above its end"));
+    };
+    check_range(buffer, range.start, len)?;
+    Ok(len)
+}
+
+/// Refuses a buffer of fewer elements.
+fn check_len(buffer: &impl Buffer, needed: usize) -> Result<()> {
+    if buffer.len() < needed {
+        let what = format!("length of `{}`", buffer.name());
+        return Err(Error::shape(what, buffer.len(), format!("at least {needed}")));
+    }
+    Ok(())
+}
+
+/// The error for a buffer of another element type.
+fn wrong_type(buffer: &impl Buffer, expected: &str) -> Error {
+    Error::shape(format!("element type of `{}`", buffer.name()), buffer.dtype(), expected)
 }

@@ -40,8 +40,19 @@ pub trait Runner {
 
 /// Every device that this crate knows, present or not.
 pub fn all() -> Vec<Device> {
-    vec![Device { name: "cpu", open: cpu, variants: vec![|| threads(1), || threads(2)] }]
+    vec![
+        Device { name: "cpu", open: cpu, variants: vec![|| threads(1), || threads(2)] },
+        Device { name: "wgpu", open: wgpu, variants: vec![] },
+    ]
 }
+
+fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
+    let backend = device::wgpu()?;
+    Ok(Box::new(On { backend, label: "wgpu".into(), factor: WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into() }))
+}
+
+/// WGSL leaves division, roots and exponentials a few units in the last place more, and devices may flush subnormal numbers.
+const WGPU_FACTOR: f64 = 4.0;
 
 fn cpu() -> std::result::Result<Box<dyn Runner>, String> {
     Ok(Box::new(On { backend: device::cpu(), label: "cpu".into(), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))

@@ -1,13 +1,13 @@
 //! Host memory as a device buffer: reference-counted, pooled, accounted for.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use half::{bf16, f16};
 
 use super::gemm::Floats;
-use crate::backend::{Buffer, elements};
-use crate::memory::{Accountant, Category, Reservation, size_class};
+use crate::backend::pool::{Piece, Pool};
+use crate::backend::{Buffer, check_len, wrong_type};
+use crate::memory::Category;
 use crate::tensor::{DType, HostData};
 use crate::{Error, Result};
 
@@ -22,18 +22,7 @@ struct Shared {
     name: String,
     len: usize,
     dtype: DType,
-    data: RwLock<HostData>,
-    reservation: Option<Reservation>,
-    pool: Weak<Pool>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let (Some(pool), Some(reservation)) = (self.pool.upgrade(), self.reservation.take()) {
-            let data = self.data.get_mut().unwrap_or_else(PoisonError::into_inner);
-            pool.give_back(std::mem::replace(data, HostData::U32(Vec::new())), reservation);
-        }
-    }
+    data: RwLock<Piece<HostData>>,
 }
 
 impl Buffer for CpuBuffer {
@@ -54,104 +43,6 @@ impl Buffer for CpuBuffer {
     }
 }
 
-/// Idle memory by element type and capacity in elements.
-type Free = HashMap<(DType, usize), Vec<(HostData, Reservation)>>;
-
-/// Free buffers, and the account they are charged to.
-#[derive(Debug)]
-pub(super) struct Pool {
-    account: Accountant,
-    poison: bool,
-    free: Mutex<Free>,
-}
-
-impl Pool {
-    pub(super) fn new(account: Accountant, poison: bool) -> Arc<Self> {
-        Arc::new(Self { account, poison, free: Mutex::new(HashMap::new()) })
-    }
-
-    pub(super) fn account(&self) -> &Accountant {
-        &self.account
-    }
-
-    pub(super) fn alloc(
-        self: &Arc<Self>,
-        name: &str,
-        dtype: DType,
-        len: usize,
-        category: Category,
-    ) -> Result<CpuBuffer> {
-        let used = (elements(name, &[len, dtype.bytes()])?) as u64;
-        let bytes = if category.long_lived() { used } else { size_class(used).unwrap_or(u64::MAX) };
-        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
-        let parked = self.free().get_mut(&(dtype, capacity)).and_then(Vec::pop);
-        let (mut data, reservation) = match parked {
-            Some((data, mut reservation)) => {
-                reservation.reuse(category, used);
-                (data, reservation)
-            }
-            None => {
-                let reservation = self.reserve(category, name, bytes, used)?;
-                let data = match HostData::zeros(name, dtype, capacity) {
-                    Err(Error::SystemMemory { .. }) if self.give_up_idle() => HostData::zeros(name, dtype, capacity),
-                    data => data,
-                };
-                (data?, reservation)
-            }
-        };
-        if self.poison {
-            poison(&mut data);
-        }
-        Ok(self.buffer(name, data, len, Some(reservation), Arc::downgrade(self)))
-    }
-
-    pub(super) fn import(self: &Arc<Self>, name: &str, data: HostData, category: Category) -> Result<CpuBuffer> {
-        let bytes = (data.len() * data.dtype().bytes()) as u64;
-        let reservation = self.reserve(category, name, bytes, bytes)?;
-        let len = data.len();
-        Ok(self.buffer(name, data, len, Some(reservation), Weak::new()))
-    }
-
-    /// Reserves bytes, giving idle memory up for them where they do not fit otherwise.
-    fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
-        loop {
-            match self.account.reserve(category, name, bytes, used) {
-                // Again as long as there is idle memory: another thread may have given some back in between.
-                Err(Error::OutOfMemory { .. }) if self.give_up_idle() => {}
-                reserved => return reserved,
-            }
-        }
-    }
-
-    /// Whether there was any.
-    fn give_up_idle(&self) -> bool {
-        let idle = std::mem::take(&mut *self.free());
-        idle.values().any(|buffers| !buffers.is_empty())
-    }
-
-    fn buffer(
-        &self,
-        name: &str,
-        data: HostData,
-        len: usize,
-        reservation: Option<Reservation>,
-        pool: Weak<Self>,
-    ) -> CpuBuffer {
-        let dtype = data.dtype();
-        let shared = Shared { name: name.to_owned(), len, dtype, data: RwLock::new(data), reservation, pool };
-        CpuBuffer { shared: Arc::new(shared) }
-    }
-
-    fn give_back(&self, data: HostData, mut reservation: Reservation) {
-        reservation.park();
-        self.free().entry((data.dtype(), data.len())).or_default().push((data, reservation));
-    }
-
-    fn free(&self) -> std::sync::MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Overwrites a buffer with what no kernel may use: NaN, or an index out of every range.
 fn poison(data: &mut HostData) {
     match data {
@@ -163,6 +54,36 @@ fn poison(data: &mut HostData) {
 }
 
 impl CpuBuffer {
+    /// Memory of undefined content, or of what no kernel may use.
+    pub(super) fn alloc(
+        pool: &Arc<Pool<HostData>>,
+        poisoned: bool,
+        name: &str,
+        dtype: DType,
+        len: usize,
+        category: Category,
+    ) -> Result<Self> {
+        let mut data = pool.alloc(name, dtype, len, category, |bytes| {
+            let capacity = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
+            HostData::zeros(name, dtype, capacity)
+        })?;
+        if poisoned {
+            poison(&mut data);
+        }
+        Ok(Self::new(name, dtype, len, data))
+    }
+
+    /// Host memory as it is.
+    pub(super) fn import(pool: &Pool<HostData>, name: &str, data: HostData, category: Category) -> Result<Self> {
+        let (dtype, len) = (data.dtype(), data.len());
+        let data = pool.adopt(name, dtype, (len * dtype.bytes()) as u64, category, data)?;
+        Ok(Self::new(name, dtype, len, data))
+    }
+
+    fn new(name: &str, dtype: DType, len: usize, data: Piece<HostData>) -> Self {
+        Self { shared: Arc::new(Shared { name: name.to_owned(), len, dtype, data: RwLock::new(data) }) }
+    }
+
     fn busy(&self, user: &str) -> Error {
         Error::Busy { buffer: self.shared.name.clone(), user: user.to_owned() }
     }
@@ -184,55 +105,43 @@ impl CpuBuffer {
             Err(TryLockError::WouldBlock) => Err(self.busy("another thread")),
         }
     }
-
-    fn wrong_type(&self, expected: &str) -> Error {
-        Error::shape(format!("element type of `{}`", self.shared.name), self.shared.dtype, expected)
-    }
-
-    fn check_len(&self, needed: usize) -> Result<()> {
-        if self.shared.len < needed {
-            let what = format!("length of `{}`", self.shared.name);
-            return Err(Error::shape(what, self.shared.len, format!("at least {needed}")));
-        }
-        Ok(())
-    }
 }
 
 /// A buffer locked for reading.
 #[derive(Debug)]
 pub(super) struct Read<'a> {
-    guard: RwLockReadGuard<'a, HostData>,
+    guard: RwLockReadGuard<'a, Piece<HostData>>,
     buffer: &'a CpuBuffer,
 }
 
 impl Read<'_> {
     /// The first `needed` f32 elements.
     pub(super) fn f32(&self, needed: usize) -> Result<&[f32]> {
-        self.buffer.check_len(needed)?;
-        match &*self.guard {
+        check_len(self.buffer, needed)?;
+        match &**self.guard {
             HostData::F32(data) => Ok(&data[..needed]),
-            _ => Err(self.buffer.wrong_type("f32")),
+            _ => Err(wrong_type(self.buffer, "f32")),
         }
     }
 
     /// The first `needed` u32 elements.
     pub(super) fn u32(&self, needed: usize) -> Result<&[u32]> {
-        self.buffer.check_len(needed)?;
-        match &*self.guard {
+        check_len(self.buffer, needed)?;
+        match &**self.guard {
             HostData::U32(data) => Ok(&data[..needed]),
-            _ => Err(self.buffer.wrong_type("u32")),
+            _ => Err(wrong_type(self.buffer, "u32")),
         }
     }
 
     /// All elements of the buffer, of any float type.
     pub(super) fn floats(&self) -> Result<Floats<'_>> {
         let len = self.buffer.len();
-        Ok(match &*self.guard {
+        Ok(match &**self.guard {
             HostData::F32(v) => Floats::F32(&v[..len]),
             HostData::BF16(v) => Floats::BF16(&v[..len]),
             HostData::F16(v) => Floats::F16(&v[..len]),
             HostData::U32(_) => {
-                return Err(self.buffer.wrong_type("f32, bf16 or f16"));
+                return Err(wrong_type(self.buffer, "f32, bf16 or f16"));
             }
         })
     }
@@ -246,26 +155,26 @@ impl Read<'_> {
 /// A buffer locked for writing.
 #[derive(Debug)]
 pub(super) struct Write<'a> {
-    guard: RwLockWriteGuard<'a, HostData>,
+    guard: RwLockWriteGuard<'a, Piece<HostData>>,
     buffer: &'a CpuBuffer,
 }
 
 impl Write<'_> {
     /// The first `needed` f32 elements.
     pub(super) fn f32(&mut self, needed: usize) -> Result<&mut [f32]> {
-        self.buffer.check_len(needed)?;
-        match &mut *self.guard {
+        check_len(self.buffer, needed)?;
+        match &mut **self.guard {
             HostData::F32(data) => Ok(&mut data[..needed]),
-            _ => Err(self.buffer.wrong_type("f32")),
+            _ => Err(wrong_type(self.buffer, "f32")),
         }
     }
 
     /// The first `needed` u32 elements.
     pub(super) fn u32(&mut self, needed: usize) -> Result<&mut [u32]> {
-        self.buffer.check_len(needed)?;
-        match &mut *self.guard {
+        check_len(self.buffer, needed)?;
+        match &mut **self.guard {
             HostData::U32(data) => Ok(&mut data[..needed]),
-            _ => Err(self.buffer.wrong_type("u32")),
+            _ => Err(wrong_type(self.buffer, "u32")),
         }
     }
 

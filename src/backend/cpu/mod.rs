@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 
 pub use buffer::CpuBuffer;
-use buffer::Pool;
 
-use super::{Backend, Buffer, Caps};
+use super::pool::Pool;
+use super::{Backend, Buffer, Caps, check_range, range_len};
 use crate::kernel::Kernel;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;
@@ -48,7 +48,8 @@ pub struct CpuBackend {
 #[derive(Debug)]
 struct Inner {
     caps: Caps,
-    pool: Arc<Pool>,
+    pool: Arc<Pool<HostData>>,
+    poison: bool,
     threads: Option<rayon::ThreadPool>,
 }
 
@@ -94,8 +95,8 @@ impl CpuBackend {
             storage: vec![DType::F32, DType::BF16, DType::F16],
             max_buffer_bytes: isize::MAX as u64,
         };
-        let pool = Pool::new(Accountant::new(options.budget), options.poison);
-        Self { inner: Arc::new(Inner { caps, pool, threads }) }
+        let pool = Pool::new(Accountant::new(options.budget));
+        Self { inner: Arc::new(Inner { caps, pool, poison: options.poison, threads }) }
     }
 
     fn run(recording: &Recording<CpuBuffer>) -> Result<CpuFence> {
@@ -166,17 +167,6 @@ fn copy(src: &HostData, dst: &mut HostData, offset: usize, len: usize) -> Result
     Ok(())
 }
 
-fn check_range(buffer: &CpuBuffer, offset: usize, len: usize) -> Result<()> {
-    if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
-        return Err(Error::shape(
-            format!("range of `{}`", buffer.name()),
-            format!("{offset}..{offset}+{len}"),
-            format!("within 0..{}", buffer.len()),
-        ));
-    }
-    Ok(())
-}
-
 impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Fence = CpuFence;
@@ -190,11 +180,11 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&self, name: &str, dtype: DType, len: usize, category: Category) -> Result<CpuBuffer> {
-        self.inner.pool.alloc(name, dtype, len, category)
+        CpuBuffer::alloc(&self.inner.pool, self.inner.poison, name, dtype, len, category)
     }
 
     fn import(&self, name: &str, data: HostData, category: Category) -> Result<CpuBuffer> {
-        self.inner.pool.import(name, data, category)
+        CpuBuffer::import(&self.inner.pool, name, data, category)
     }
 
     fn upload(&self, buffer: &CpuBuffer, offset: usize, data: &HostData) -> Result<()> {
@@ -214,14 +204,7 @@ impl Backend for CpuBackend {
     }
 
     async fn read(&self, buffer: &CpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
-        let Some(len) = range.end.checked_sub(range.start) else {
-            return Err(Error::shape(
-                format!("range of `{}`", buffer.name()),
-                format!("{range:?}"),
-                "a start not above its end",
-            ));
-        };
-        check_range(buffer, range.start, len)?;
+        let len = range_len(buffer, &range)?;
         let range = range.start..range.start + len;
         Ok(match buffer.read()?.data() {
             HostData::F32(v) => HostData::F32(v[range].to_vec()),

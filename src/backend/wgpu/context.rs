@@ -1,0 +1,178 @@
+//! A device and what is known about it: limits, errors, loss.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// What kernels may count on: a device's own limits, not its adapter's.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Profile {
+    /// Runs on the host's cores.
+    pub(crate) software: bool,
+    /// Invocations of a subgroup, where the device has subgroups of one size.
+    pub(crate) subgroup: Option<u32>,
+    /// Largest storage binding in bytes.
+    pub(crate) binding_bytes: u64,
+    /// Workgroup memory in bytes.
+    pub(crate) workgroup_bytes: u32,
+    /// Invocations of a workgroup.
+    pub(crate) invocations: u32,
+    /// Workgroups of a dispatch in one dimension.
+    pub(crate) grid: u32,
+    /// Bytes that the offset of a binding is a multiple of.
+    pub(crate) alignment: u64,
+    /// Whether the device multiplies small matrices cooperatively.
+    pub(crate) cooperative: bool,
+    /// Whether times can be taken on the device.
+    pub(crate) timestamps: bool,
+}
+
+/// A device, its queue, and whether it still works.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: wgpu::Queue,
+    pub(crate) info: wgpu::AdapterInfo,
+    pub(crate) profile: Profile,
+    /// Opened by this crate, so that callbacks are ours to set.
+    pub(crate) owned: bool,
+    /// How long a wait may take.
+    pub(crate) time_limit: Duration,
+    lost: Arc<OnceLock<String>>,
+    /// A buffer that nobody uses: it can be mapped at any time, unless the device is lost.
+    probe: Mutex<wgpu::Buffer>,
+}
+
+/// Limits that a test or a cautious user sets below the device's own.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bounds {
+    pub(crate) binding_bytes: Option<u64>,
+    pub(crate) grid: Option<u32>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        owned: bool,
+        time_limit: Duration,
+        bounds: Bounds,
+    ) -> Result<Self> {
+        let (info, limits, features) = (device.adapter_info(), device.limits(), device.features());
+        let subgroup = (features.contains(wgpu::Features::SUBGROUP)
+            && info.subgroup_min_size == info.subgroup_max_size
+            && info.subgroup_min_size > 0)
+            .then_some(info.subgroup_min_size);
+        let binding = u64::from(limits.max_storage_buffer_binding_size);
+        let profile = Profile {
+            software: info.device_type == wgpu::DeviceType::Cpu,
+            subgroup,
+            binding_bytes: bounds.binding_bytes.map_or(binding, |bound| bound.min(binding)),
+            workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            invocations: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
+            grid: bounds.grid.map_or(u32::MAX, |bound| bound.max(1)).min(limits.max_compute_workgroups_per_dimension),
+            alignment: limits.min_storage_buffer_offset_alignment.into(),
+            cooperative: features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+        };
+        let lost = Arc::new(OnceLock::new());
+        if owned {
+            let reason = Arc::clone(&lost);
+            device.set_device_lost_callback(move |kind, message| {
+                let _ = reason.set(format!("{kind:?}: {message}"));
+            });
+        }
+        let probe = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("lrmoe probe"),
+            size: 4,
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        Ok(Self { device, queue, info, profile, owned, time_limit, lost, probe: Mutex::new(probe) })
+    }
+
+    /// Refuses every call once the device is lost.
+    pub(crate) fn alive(&self) -> Result<()> {
+        match self.lost.get() {
+            Some(reason) => Err(Error::DeviceLost { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Records the loss of the device, found out by a call.
+    pub(crate) fn lose(&self, reason: impl Into<String>) -> Error {
+        let reason = reason.into();
+        Error::DeviceLost { reason: self.lost.get_or_init(|| reason).clone() }
+    }
+
+    /// Asks the device itself: a lost one drops commands without a word, and a host's keeps its callback to itself.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.alive()?;
+        // A probe that another thread has mapped says nothing new.
+        let probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = Arc::new(OnceLock::new());
+        let heard = Arc::clone(&answer);
+        probe.map_async(wgpu::MapMode::Read, .., move |mapped| {
+            let _ = heard.set(mapped.is_ok());
+        });
+        let polled = self.device.poll(wgpu::PollType::Poll);
+        match answer.get() {
+            Some(true) => probe.unmap(),
+            Some(false) => return Err(self.lose("the device was destroyed or has failed")),
+            None => {
+                // Not mapped yet: the queue is busy, so the device is there.
+                probe.unmap();
+            }
+        }
+        match polled {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed("poll", &error.to_string())),
+        }
+    }
+
+    /// Runs calls of the driver; what they report becomes an error that names the command.
+    pub(crate) fn scoped<T>(&self, command: &str, calls: impl FnOnce() -> T) -> Result<T> {
+        self.alive()?;
+        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let value = calls();
+        // All three are popped, in the reverse order, before any is looked at.
+        let errors = [validation, memory, internal].map(|scope| pollster::block_on(scope.pop()));
+        match errors.into_iter().flatten().next() {
+            None => self.alive().map(|()| value),
+            Some(error) => Err(self.failed(command, &error.to_string())),
+        }
+    }
+
+    /// An error of the driver as one of ours.
+    fn failed(&self, command: &str, reason: &str) -> Error {
+        let lower = reason.to_lowercase();
+        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost") {
+            return self.lose(reason);
+        }
+        Error::Device { command: command.to_owned(), reason: reason.trim().to_owned() }
+    }
+
+    /// Waits until a submission has run.
+    pub(crate) fn wait_for(&self, submission: Option<wgpu::SubmissionIndex>, command: &str) -> Result<()> {
+        self.alive()?;
+        let wait = wgpu::PollType::Wait { submission_index: submission, timeout: Some(self.time_limit) };
+        match self.device.poll(wait) {
+            Ok(_) => self.alive(),
+            Err(wgpu::PollError::Timeout) => Err(Error::Device {
+                command: command.to_owned(),
+                reason: format!("not finished after {:?}; raise `time_limit` where that is to be expected", self.time_limit),
+            }),
+            Err(error) => Err(self.failed(command, &error.to_string())),
+        }
+    }
+
+    /// A name of device, driver and interface, for people and for caches.
+    pub(crate) fn describe(&self) -> String {
+        let info = &self.info;
+        let driver = [info.driver.as_str(), info.driver_info.as_str()].map(str::trim).join(" ");
+        format!("{} ({:?}, {})", info.name, info.backend, driver.trim())
+    }
+}

@@ -1,0 +1,140 @@
+//! What a kernel asks of the device: a shader, its values and its buffers.
+
+use super::buffer::WgpuBuffer;
+use super::shader::{Constant, Param, Source, View};
+use crate::backend::{Buffer, check_len, wrong_type};
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+/// One shader over a number of workgroups.
+#[derive(Debug)]
+pub(crate) struct Launch<'a> {
+    pub(crate) source: &'static Source,
+    /// Entry point.
+    pub(crate) entry: &'static str,
+    /// Invocations of a workgroup.
+    pub(crate) workgroup: u32,
+    /// Compile-time values: each set of them is a pipeline.
+    pub(crate) constants: Vec<(&'static str, Constant)>,
+    /// Run-time values.
+    pub(crate) params: Vec<(&'static str, Param)>,
+    /// Buffers; at most [`MAX_STORAGE`] present.
+    pub(crate) args: Vec<Arg<'a>>,
+    /// Workgroups; none is nothing to do.
+    pub(crate) groups: u64,
+    /// Operations or bytes of one workgroup, whichever are more: bounds a dispatch in time.
+    pub(crate) cost: u64,
+}
+
+/// Storage buffers of a kernel at most: what Metal leaves.
+pub(crate) const MAX_STORAGE: usize = 7;
+
+/// A buffer of a launch.
+#[derive(Debug, Clone)]
+pub(crate) struct Arg<'a> {
+    pub(super) name: &'static str,
+    pub(super) buffer: Option<&'a WgpuBuffer>,
+    pub(super) view: View,
+    /// Elements that are bound.
+    pub(super) first: usize,
+    pub(super) last: usize,
+}
+
+impl<'a> Arg<'a> {
+    fn new(name: &'static str, buffer: &'a WgpuBuffer, view: View, elements: usize) -> Result<Self> {
+        check_len(buffer, elements)?;
+        Ok(Self { name, buffer: Some(buffer), view, first: 0, last: elements })
+    }
+
+    fn absent(name: &'static str, dtype: DType) -> Self {
+        Self { name, buffer: None, view: View::Scalar(dtype), first: 0, last: 0 }
+    }
+
+    /// The first `elements` of an f32 buffer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another type or a shorter buffer, as with all of these.
+    pub(crate) fn f32(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect(buffer, DType::F32)?;
+        Self::new(name, buffer, View::Scalar(DType::F32), elements)
+    }
+
+    /// The first `elements` of a u32 buffer.
+    pub(crate) fn u32(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect(buffer, DType::U32)?;
+        Self::new(name, buffer, View::Scalar(DType::U32), elements)
+    }
+
+    /// The first `elements` of a buffer of any float type.
+    pub(crate) fn floats(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect_float(buffer)?;
+        Self::new(name, buffer, View::Scalar(buffer.dtype()), elements)
+    }
+
+    /// The first `elements` of a buffer of any float type, four at a time; see [`WgpuBuffer::vec4_ok`].
+    pub(crate) fn vec4(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect_float(buffer)?;
+        Self::new(name, buffer, View::Vec4(buffer.dtype()), elements)
+    }
+
+    /// The bits of the first `elements` of a 32-bit type.
+    pub(crate) fn bits(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        if buffer.dtype().bytes() != 4 {
+            return Err(wrong_type(buffer, "f32 or u32"));
+        }
+        Self::new(name, buffer, View::Bits, elements)
+    }
+
+    /// All words of a buffer of any type; a window of it still counts elements.
+    pub(crate) fn words(name: &'static str, buffer: &'a WgpuBuffer) -> Self {
+        Self { name, buffer: Some(buffer), view: View::Bits, first: 0, last: buffer.len() }
+    }
+
+    /// The first `elements` of a u32 buffer, with atomic operations.
+    pub(crate) fn atomic(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect(buffer, DType::U32)?;
+        Self::new(name, buffer, View::Atomic, elements)
+    }
+
+    /// [`Arg::f32`] of a buffer that may be absent.
+    pub(crate) fn optional_f32(name: &'static str, buffer: Option<&'a WgpuBuffer>, elements: usize) -> Result<Self> {
+        buffer.map_or_else(|| Ok(Self::absent(name, DType::F32)), |buffer| Self::f32(name, buffer, elements))
+    }
+
+    /// [`Arg::u32`] of a buffer that may be absent.
+    pub(crate) fn optional_u32(name: &'static str, buffer: Option<&'a WgpuBuffer>, elements: usize) -> Result<Self> {
+        buffer.map_or_else(|| Ok(Self::absent(name, DType::U32)), |buffer| Self::u32(name, buffer, elements))
+    }
+
+    /// Binds only elements `first..last` of those asked for; the kernel's indices start at `first`.
+    ///
+    /// 16-bit elements begin at an even one.
+    #[must_use]
+    pub(crate) fn window(mut self, window: std::ops::Range<usize>) -> Self {
+        self.first = window.start.min(self.last);
+        self.last = window.end.clamp(self.first, self.last);
+        self
+    }
+}
+
+fn expect(buffer: &WgpuBuffer, dtype: DType) -> Result<()> {
+    if buffer.dtype() == dtype { Ok(()) } else { Err(wrong_type(buffer, &dtype.to_string())) }
+}
+
+fn expect_float(buffer: &WgpuBuffer) -> Result<()> {
+    if buffer.dtype().is_float() { Ok(()) } else { Err(wrong_type(buffer, "f32, bf16 or f16")) }
+}
+
+/// A size as kernels count.
+///
+/// # Errors
+/// [`Error::Overflow`] where it does not fit 32 bits.
+pub(crate) fn u32_of(what: &str, size: usize) -> Result<u32> {
+    u32::try_from(size)
+        .map_err(|_| Error::Overflow { what: what.to_owned(), detail: format!("{size} does not fit 32 bits") })
+}
+
+/// Workgroups that cover `items`, `per` each.
+pub(crate) fn groups_of(items: usize, per: usize) -> u64 {
+    items.div_ceil(per.max(1)) as u64
+}

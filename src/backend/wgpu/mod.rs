@@ -1,0 +1,339 @@
+//! The wgpu backend: Vulkan, Metal and DX12, on a device of its own or on a host application's.
+//!
+//! Kernels are WGSL files (`shaders/`), specialised by a generated header, compiled at first use and kept. A recording
+//! becomes command buffers whose dispatches are bounded in time; results come back only where [`Backend::read`] asks for
+//! them. Storage is f32, bf16 or f16, arithmetic f32.
+//!
+//! # A host's device
+//!
+//! [`WgpuBackend::adopt`] shares the host's `Device` and `Queue`: its error and lost-device callbacks stay as they are, and
+//! what goes wrong in a call of this crate is caught by error scopes and returned. [`WgpuBackend::borrow`] makes a range of a
+//! host's buffer usable without a copy. Commands of both users take effect in the order of their submissions.
+
+mod adapter;
+mod buffer;
+mod checks;
+mod context;
+mod encode;
+mod kernels;
+mod launch;
+mod pipelines;
+mod read;
+mod shader;
+#[cfg(test)]
+mod shader_tests;
+mod timestamps;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use adapter::{WgpuAdapter, adapters};
+pub use buffer::WgpuBuffer;
+use buffer::Memory;
+use checks::Pending;
+use context::{Bounds, Context};
+use encode::{Chunk, Encoder};
+use pipelines::{BindGroups, Pipelines};
+use timestamps::Timer;
+
+use super::pool::Pool;
+use super::{Backend, Caps};
+use crate::memory::{Accountant, Category};
+use crate::recording::Command;
+use crate::tensor::{DType, HostData};
+use crate::{Error, Recording, Result};
+
+/// Options of [`WgpuBackend`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct WgpuOptions {
+    /// Which adapter: its number in [`adapters`], or a part of its name; the first one that is not software where absent.
+    pub adapter: Option<String>,
+    /// Byte budget of the accountant. Drivers accept more than there is: without a budget the system decides.
+    pub budget: Option<u64>,
+    /// Fill every allocation with NaN and indices out of range, so that a kernel that reads what nobody wrote shows.
+    pub poison: bool,
+    /// Check indices and offsets on the device; what is out of range is an error of `wait` or `read`.
+    pub checks: bool,
+    /// Take the time of each command, where the device can.
+    pub timings: bool,
+    /// How long a wait may take before it is an error.
+    pub time_limit: Duration,
+    /// Largest storage binding in bytes, where the device's own limit is to be undercut; 16 KiB at least.
+    pub binding_bytes: Option<u64>,
+    /// Workgroups of a dispatch in one dimension, where the device's own limit is to be undercut.
+    pub grid: Option<u32>,
+}
+
+impl Default for WgpuOptions {
+    fn default() -> Self {
+        Self {
+            adapter: None,
+            budget: None,
+            poison: false,
+            checks: true,
+            timings: false,
+            time_limit: Duration::from_secs(60),
+            binding_bytes: None,
+            grid: None,
+        }
+    }
+}
+
+/// Smallest value of [`WgpuOptions::binding_bytes`].
+const LEAST_BINDING: u64 = 16 << 10;
+
+/// Runs recordings on a wgpu device.
+#[derive(Debug, Clone)]
+pub struct WgpuBackend {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    context: Context,
+    caps: Caps,
+    options: WgpuOptions,
+    pool: Arc<Pool<Memory>>,
+    groups: Arc<BindGroups>,
+    pipelines: Pipelines,
+    chunks: Mutex<(u64, Vec<Chunk>)>,
+    pending: Mutex<Vec<Arc<Pending>>>,
+    sequence: AtomicU64,
+}
+
+/// A submitted recording.
+#[derive(Debug)]
+pub struct WgpuFence {
+    last: Option<wgpu::SubmissionIndex>,
+    checks: Option<Arc<Pending>>,
+    timer: Option<Timer>,
+}
+
+impl WgpuBackend {
+    /// Opens a device of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is no such adapter, [`Error::Device`] where it cannot be opened.
+    pub fn new(options: WgpuOptions) -> Result<Self> {
+        let (device, queue) = adapter::open(options.adapter.as_deref())?;
+        Self::build(device, queue, true, options)
+    }
+
+    /// Works on a host application's device. Neither its callbacks nor its state are touched, and nothing is measured on it.
+    ///
+    /// Limits and features are the device's: ask for the adapter's limits and for `SUBGROUP` when it is opened to get the
+    /// fast kernels. [`WgpuOptions::adapter`] is not used.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] where the device does not work, [`Error::Argument`] for limits that are too small.
+    pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, options: WgpuOptions) -> Result<Self> {
+        Self::build(device.clone(), queue.clone(), false, options)
+    }
+
+    fn build(device: wgpu::Device, queue: wgpu::Queue, owned: bool, options: WgpuOptions) -> Result<Self> {
+        if let Some(bytes) = options.binding_bytes.filter(|&bytes| bytes < LEAST_BINDING) {
+            return Err(Error::argument("binding_bytes", bytes, format!("{LEAST_BINDING} or more")));
+        }
+        if options.grid == Some(0) {
+            return Err(Error::argument("grid", 0, "1 or more"));
+        }
+        let bounds = Bounds { binding_bytes: options.binding_bytes, grid: options.grid };
+        let context = Context::new(device, queue, owned, options.time_limit, bounds)?;
+        context.check_alive()?;
+        let caps = Caps {
+            backend: "wgpu",
+            device: context.describe(),
+            storage: vec![DType::F32, DType::BF16, DType::F16],
+            max_buffer_bytes: context.device.limits().max_buffer_size,
+        };
+        let inner = Inner {
+            context,
+            caps,
+            pool: Pool::new(Accountant::new(options.budget)),
+            options,
+            groups: Arc::default(),
+            pipelines: Pipelines::default(),
+            chunks: Mutex::default(),
+            pending: Mutex::default(),
+            sequence: AtomicU64::new(0),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The device, to work beside this backend or to share its buffers.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.inner.context.device
+    }
+
+    /// The queue of [`WgpuBackend::device`].
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.inner.context.queue
+    }
+
+    /// `len` elements of a host's buffer from byte `offset` on, without a copy. The memory is the host's: the accountant does
+    /// not count it.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a range that is outside the buffer or not of whole 32-bit words, or a buffer without
+    /// `STORAGE`, `COPY_SRC` and `COPY_DST` usage.
+    pub fn borrow(
+        &self,
+        name: &str,
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        dtype: DType,
+        len: usize,
+    ) -> Result<WgpuBuffer> {
+        let usage = buffer::USAGE;
+        if !buffer.usage().contains(usage) {
+            return Err(Error::argument(format!("usage of `{name}`"), format!("{:?}", buffer.usage()), format!("{usage:?}")));
+        }
+        let bytes = super::elements(name, &[len, dtype.bytes()])? as u64;
+        if !offset.is_multiple_of(4) || !bytes.is_multiple_of(4) {
+            let value = format!("{bytes} bytes from byte {offset} on");
+            return Err(Error::argument(format!("range of `{name}`"), value, "multiples of 4"));
+        }
+        if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > buffer.size()) {
+            let value = format!("{bytes} bytes from byte {offset} on");
+            return Err(Error::argument(format!("range of `{name}`"), value, format!("1 to {} bytes", buffer.size())));
+        }
+        let memory = Memory::of(buffer.clone(), &self.inner.groups);
+        Ok(WgpuBuffer::borrowed(name, dtype, len, offset, memory))
+    }
+
+    /// Where the elements of a buffer lie: a buffer of [`WgpuBackend::device`] and a range of bytes. Other users must not
+    /// touch what lies outside the range, and the handle must outlive their use.
+    pub fn resource<'a>(&self, buffer: &'a WgpuBuffer) -> (&'a wgpu::Buffer, std::ops::Range<u64>) {
+        (&buffer.memory().buffer, buffer.bytes())
+    }
+}
+
+impl Inner {
+    /// Memory of undefined content, or poisoned.
+    fn alloc(&self, name: &str, dtype: DType, len: usize, category: Category) -> Result<WgpuBuffer> {
+        self.context.alive()?;
+        let make = |bytes| Memory::new(&self.context, &self.groups, name, bytes);
+        let piece = self.pool.alloc(name, dtype, len, category, make)?;
+        let buffer = WgpuBuffer::pooled(name, dtype, len, piece);
+        if self.options.poison {
+            self.poison(&buffer)?;
+        }
+        Ok(buffer)
+    }
+
+    fn take_chunk(&self, make: impl FnOnce(&Self, u64) -> Result<Chunk>) -> Result<Chunk> {
+        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        match chunks.1.pop() {
+            Some(chunk) => Ok(chunk),
+            None => {
+                chunks.0 += 1;
+                let id = chunks.0;
+                drop(chunks);
+                make(self, id)
+            }
+        }
+    }
+
+    fn give_chunk(&self, chunk: Option<Chunk>) {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner).1.extend(chunk);
+    }
+
+    fn next_sequence(&self) -> u64 {
+        self.sequence.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Vec<Arc<Pending>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, pending: &Arc<Pending>) {
+        self.pending().push(Arc::clone(pending));
+    }
+
+    /// Reports what the checks of recordings before `sequence` found; they have run.
+    fn settle(&self, sequence: u64) -> Result<()> {
+        let ended: Vec<_> = {
+            let mut pending = self.pending();
+            let (ended, rest) = pending.drain(..).partition(|pending| pending.sequence < sequence);
+            *pending = rest;
+            ended
+        };
+        ended.iter().map(|pending| pending.outcome()).fold(Ok(()), Result::and)
+    }
+
+    /// Encodes and submits.
+    fn submit(&self, recording: &Recording<WgpuBuffer>) -> Result<WgpuFence> {
+        let commands = recording.commands();
+        let timer = if self.options.timings { Timer::new(&self.context) } else { None };
+        let mut encoder = Encoder::new(self, commands.len(), timer);
+        for command in commands {
+            encoder.begin(command.name());
+            match command {
+                Command::Dispatch(kernel) => kernels::dispatch(kernel, &mut encoder)?,
+                Command::Fill { buffer, bits } => encoder.fill(buffer, *bits)?,
+                Command::Copy { src, dst } => encoder.copy(src, dst)?,
+            }
+        }
+        let submitted = encoder.finish()?;
+        if let Some(timer) = &submitted.timer {
+            timer.map();
+        }
+        Ok(WgpuFence { last: submitted.last, checks: submitted.checks, timer: submitted.timer })
+    }
+}
+
+impl Backend for WgpuBackend {
+    type Buffer = WgpuBuffer;
+    type Fence = WgpuFence;
+
+    fn caps(&self) -> &Caps {
+        &self.inner.caps
+    }
+
+    fn memory(&self) -> &Accountant {
+        self.inner.pool.account()
+    }
+
+    fn alloc(&self, name: &str, dtype: DType, len: usize, category: Category) -> Result<WgpuBuffer> {
+        self.inner.alloc(name, dtype, len, category)
+    }
+
+    fn import(&self, name: &str, data: HostData, category: Category) -> Result<WgpuBuffer> {
+        let buffer = self.inner.alloc(name, data.dtype(), data.len(), category)?;
+        self.inner.upload(&buffer, 0, &data)?;
+        Ok(buffer)
+    }
+
+    fn upload(&self, buffer: &WgpuBuffer, offset: usize, data: &HostData) -> Result<()> {
+        self.inner.upload(buffer, offset, data)
+    }
+
+    fn submit(&self, recording: &Recording<WgpuBuffer>) -> Result<WgpuFence> {
+        self.inner.context.scoped("submit", || self.inner.submit(recording))?
+    }
+
+    fn wait(&self, fence: &WgpuFence) -> Result<()> {
+        let inner = &self.inner;
+        inner.context.check_alive()?;
+        if let Some(last) = &fence.last {
+            inner.context.wait_for(Some(last.clone()), "wait")?;
+        }
+        match &fence.checks {
+            // Those before have run too, and theirs come first.
+            Some(checks) => inner.settle(checks.sequence).and(checks.outcome()),
+            None => Ok(()),
+        }
+    }
+
+    /// Blocks until the device has run what was submitted before.
+    async fn read(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
+        self.inner.read(buffer, range)
+    }
+
+    fn timings(&self, fence: &WgpuFence) -> Option<Vec<Duration>> {
+        fence.timer.as_ref()?;
+        self.inner.context.wait_for(fence.last.clone(), "timings").ok()?;
+        fence.timer.as_ref()?.times()
+    }
+}

@@ -1,0 +1,138 @@
+//! Host memory to the device and back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::{bf16, f16};
+
+use super::Inner;
+use super::buffer::WgpuBuffer;
+use super::encode::Encoder;
+use crate::backend::{Buffer, check_range, range_len};
+use crate::tensor::{DType, HostData};
+use crate::{Error, Result};
+
+/// Bytes of one write to the queue: it copies what it is given, and keeps the copy until the device has it.
+const UPLOAD_BYTES: usize = 64 << 20;
+
+/// Bytes of a host array.
+fn bytes_of(data: &HostData) -> &[u8] {
+    match data {
+        HostData::F32(v) => bytemuck::cast_slice(v),
+        HostData::BF16(v) => bytemuck::cast_slice(v),
+        HostData::F16(v) => bytemuck::cast_slice(v),
+        HostData::U32(v) => bytemuck::cast_slice(v),
+    }
+}
+
+/// A host array of bytes.
+fn from_bytes(dtype: DType, bytes: &[u8]) -> HostData {
+    match dtype {
+        DType::F32 => HostData::F32(bytemuck::pod_collect_to_vec(bytes)),
+        DType::BF16 => HostData::BF16(bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)),
+        DType::F16 => HostData::F16(bytemuck::pod_collect_to_vec::<u8, f16>(bytes)),
+        DType::U32 => HostData::U32(bytemuck::pod_collect_to_vec(bytes)),
+    }
+}
+
+impl Inner {
+    /// Overwrites elements from `offset` on.
+    pub(super) fn upload(&self, buffer: &WgpuBuffer, offset: usize, data: &HostData) -> Result<()> {
+        check_range(buffer, offset, data.len())?;
+        if buffer.dtype() != data.dtype() {
+            return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        let element = buffer.dtype().bytes();
+        let first = buffer.offset() + (offset * element) as u64;
+        let bytes = bytes_of(data);
+        // Half words at the ends: of 16-bit elements that begin or end at an odd one.
+        let head = (first % 4) as usize;
+        let tail = (bytes.len() - head) % 4;
+        let whole = &bytes[head..bytes.len() - tail];
+        self.context.scoped("upload", || -> Result<()> {
+            for (part, at) in whole.chunks(UPLOAD_BYTES).zip((0..).step_by(UPLOAD_BYTES)) {
+                let at = first + head as u64 + at as u64;
+                self.context.queue.write_buffer(&buffer.memory().buffer, at, part);
+                if whole.len() > UPLOAD_BYTES {
+                    let last = self.context.queue.submit([]);
+                    self.context.wait_for(Some(last), "upload")?;
+                }
+            }
+            if head + tail > 0 {
+                let mut encoder = Encoder::new(self, 0, None);
+                encoder.begin("upload");
+                let half = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+                if head > 0 {
+                    encoder.half(buffer, offset, half(0))?;
+                }
+                if tail > 0 {
+                    encoder.half(buffer, offset + data.len() - 1, half(bytes.len() - 2))?;
+                }
+                encoder.finish()?;
+            }
+            Ok(())
+        })?
+    }
+
+    /// Fills a buffer with what no kernel may use: NaN, or an index out of every range.
+    pub(super) fn poison(&self, buffer: &WgpuBuffer) -> Result<()> {
+        let bits = match buffer.dtype() {
+            DType::F32 => f32::NAN.to_bits(),
+            DType::BF16 => bf16::NAN.to_bits().into(),
+            DType::F16 => f16::NAN.to_bits().into(),
+            DType::U32 => u32::MAX - 1,
+        };
+        self.context.scoped("poison", || -> Result<()> {
+            let mut encoder = Encoder::new(self, 0, None);
+            encoder.begin("poison");
+            encoder.fill(buffer, bits)?;
+            encoder.finish().map(drop)
+        })?
+    }
+
+    /// Copies elements to the host, after everything submitted before.
+    pub(super) fn read(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
+        let len = range_len(buffer, &range)?;
+        let dtype = buffer.dtype();
+        let context = &self.context;
+        context.check_alive()?;
+        let before = self.next_sequence();
+        let element = dtype.bytes();
+        let first = buffer.offset() + (range.start * element) as u64;
+        let begin = first - first % 4;
+        let end = (first + (len * element) as u64).next_multiple_of(4);
+        let descriptor = wgpu::BufferDescriptor {
+            label: Some("lrmoe read"),
+            size: (end - begin).max(4),
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        };
+        let mapped = Arc::new(AtomicBool::new(false));
+        let (staging, last) = context.scoped("read", || {
+            let staging = context.device.create_buffer(&descriptor);
+            let mut encoder =
+                context.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("lrmoe read") });
+            if end > begin {
+                encoder.copy_buffer_to_buffer(&buffer.memory().buffer, begin, &staging, 0, end - begin);
+            }
+            let last = context.queue.submit([encoder.finish()]);
+            let done = Arc::clone(&mapped);
+            staging.map_async(wgpu::MapMode::Read, .., move |result| done.store(result.is_ok(), Ordering::Release));
+            (staging, last)
+        })?;
+        context.wait_for(Some(last), "read")?;
+        self.settle(before)?;
+        if !mapped.load(Ordering::Acquire) {
+            context.check_alive()?;
+            return Err(Error::Device { command: "read".into(), reason: format!("`{}` cannot be mapped", buffer.name()) });
+        }
+        let view = staging
+            .get_mapped_range(..)
+            .map_err(|error| Error::Device { command: "read".into(), reason: error.to_string() })?;
+        let skip = (first - begin) as usize;
+        Ok(from_bytes(dtype, &view[skip..skip + len * element]))
+    }
+}
