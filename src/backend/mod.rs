@@ -6,7 +6,7 @@ mod pool;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
-pub use devices::{Choice, Device, choose, devices};
+pub use devices::{AnyBackend, Choice, Device, OnBackend, choose, devices};
 
 use std::future::Future;
 use std::time::Duration;

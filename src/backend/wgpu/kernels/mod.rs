@@ -9,6 +9,9 @@ use crate::{Error, Result};
 pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let _ = to;
     match kernel {
-        other => Err(Error::Unsupported { what: format!("kernel `{}`", other.name()), why: "not written for wgpu yet".into() }),
+        other => Err(Error::Unsupported {
+            what: format!("kernel `{}`", other.name()),
+            why: "not written for wgpu yet".into(),
+        }),
     }
 }
