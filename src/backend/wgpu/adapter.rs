@@ -88,10 +88,8 @@ pub(super) fn open(wanted: Option<&str>) -> Result<(wgpu::Device, wgpu::Queue)> 
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };
-    pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| Error::Device {
-        command: format!("open `{}`", adapter.get_info().name),
-        reason: error.to_string(),
-    })
+    pollster::block_on(adapter.request_device(&descriptor))
+        .map_err(|error| Error::Device { command: format!("open `{}`", adapter.get_info().name), reason: error.to_string() })
 }
 
 /// Number of the adapter that a number or a part of a name means.

@@ -149,8 +149,7 @@ impl Context {
     /// An error of the driver as one of ours.
     fn failed(&self, command: &str, reason: &str) -> Error {
         let lower = reason.to_lowercase();
-        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost")
-        {
+        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost") {
             return self.lose(reason);
         }
         Error::Device { command: command.to_owned(), reason: reason.trim().to_owned() }
@@ -164,10 +163,7 @@ impl Context {
             Ok(_) => self.alive(),
             Err(wgpu::PollError::Timeout) => Err(Error::Device {
                 command: command.to_owned(),
-                reason: format!(
-                    "not finished after {:?}; raise `time_limit` where that is to be expected",
-                    self.time_limit
-                ),
+                reason: format!("not finished after {:?}; raise `time_limit` where that is to be expected", self.time_limit),
             }),
             Err(error) => Err(self.failed(command, &error.to_string())),
         }

@@ -29,8 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use adapter::{WgpuAdapter, adapters};
-use buffer::Memory;
 pub use buffer::WgpuBuffer;
+use buffer::Memory;
 use checks::Pending;
 use context::{Bounds, Context};
 use encode::{Chunk, Encoder};
@@ -187,11 +187,7 @@ impl WgpuBackend {
     ) -> Result<WgpuBuffer> {
         let usage = buffer::USAGE;
         if !buffer.usage().contains(usage) {
-            return Err(Error::argument(
-                format!("usage of `{name}`"),
-                format!("{:?}", buffer.usage()),
-                format!("{usage:?}"),
-            ));
+            return Err(Error::argument(format!("usage of `{name}`"), format!("{:?}", buffer.usage()), format!("{usage:?}")));
         }
         let bytes = super::elements(name, &[len, dtype.bytes()])? as u64;
         if !offset.is_multiple_of(4) || !bytes.is_multiple_of(4) {

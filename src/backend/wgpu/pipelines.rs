@@ -32,7 +32,11 @@ impl Pipelines {
                 wgpu::BindGroupLayoutEntry {
                     binding,
                     visibility: wgpu::ShaderStages::COMPUTE,
-                    ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: uniform, min_binding_size: None },
+                    ty: wgpu::BindingType::Buffer {
+                        ty,
+                        has_dynamic_offset: uniform,
+                        min_binding_size: None,
+                    },
                     count: None,
                 }
             };
@@ -150,8 +154,7 @@ impl BindGroups {
         let range = |buffer, offset, size| {
             wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size: wgpu::BufferSize::new(size) })
         };
-        let storage =
-            buffers.iter().zip(&key.bindings).map(|(buffer, (_, offset, size))| range(buffer, *offset, *size));
+        let storage = buffers.iter().zip(&key.bindings).map(|(buffer, (_, offset, size))| range(buffer, *offset, *size));
         let entries: Vec<_> = std::iter::once(range(chunk, 0, PARAM_BYTES))
             .chain(storage)
             .zip(0..)

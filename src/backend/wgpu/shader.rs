@@ -279,8 +279,11 @@ fn accesses(text: &mut String, bound: &Bound, variable: &str) -> std::fmt::Resul
                 DType::BF16 | DType::F16 => ("f32", "(at >> 1u) & 1u"),
             };
             let one = format!("{variable}_data[at >> 2u][{one}]");
-            let value =
-                if dtype.bytes() == 4 { one } else { format!("widen_{dtype}(({one} >> ((at & 1u) * 16u)) & 0xffffu)") };
+            let value = if dtype.bytes() == 4 {
+                one
+            } else {
+                format!("widen_{dtype}(({one} >> ((at & 1u) * 16u)) & 0xffffu)")
+            };
             writeln!(
                 text,
                 "fn load_{name}(i: u32) -> {element} {{ let at = params.base_{name} + i; return {value}; }}"
