@@ -1,5 +1,9 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
+mod permute;
+mod rows;
+mod swiglu;
+
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
 use crate::kernel::Kernel;
@@ -7,8 +11,16 @@ use crate::{Error, Result};
 
 /// Encodes a kernel.
 pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
-    let _ = to;
     match kernel {
+        Kernel::Permute(args) => permute::permute(args, to),
+        Kernel::GatherRows(args) => rows::gather_rows(args, to),
+        Kernel::Combine(args) => rows::combine(args, to),
+        Kernel::RowNorms(args) => rows::row_norms(args, to),
+        Kernel::RowKeys(args) => rows::row_keys(args, to),
+        Kernel::RowDots(args) => rows::row_dots(args, to),
+        Kernel::Cast(args) => rows::cast(args, to),
+        Kernel::SwiGlu(args) => swiglu::swiglu(args, to),
+        Kernel::SwiGluBackward(args) => swiglu::swiglu_backward(args, to),
         other => Err(Error::Unsupported {
             what: format!("kernel `{}`", other.name()),
             why: "not written for wgpu yet".into(),
