@@ -189,6 +189,10 @@ fn calls() -> Vec<Call> {
         c("one expert", 5, 1, 1, normalised),
         c("k = E", 9, 5, 5, SIGMOID),
         c("odd sizes", 65, 13, 5, normalised),
+        c("hundreds of experts", 5, 700, 10, SIGMOID),
+        c("thousands of experts", 3, 5000, 6, normalised),
+        c("thousands of experts in groups", 3, 4096, 8, GateRule { n_group: 64, topk_group: 16, ..SIGMOID })
+            .biased(&ramp(4096)),
         Call::token("ties go to the lower index", &[0.5, 1.0, 0.5, 1.0, 0.5, 1.0], 4, SOFTMAX),
         Call::token("all equal", &[0.25; 9], 4, SIGMOID),
         Call::token("zeros of both signs are equal", &[-0.0, 0.0, -0.0, 0.0], 3, SIGMOID),

@@ -1,5 +1,9 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
+mod optim;
+mod router;
+mod router_loss;
+
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
 use crate::kernel::Kernel;
@@ -7,8 +11,18 @@ use crate::{Error, Result};
 
 /// Encodes a kernel.
 pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
-    let _ = to;
     match kernel {
-        other => Err(Error::Unsupported { what: format!("kernel `{}`", other.name()), why: "not written for wgpu yet".into() }),
+        Kernel::Gate(args) => router::gate(args, to),
+        Kernel::GateBackward(args) => router::gate_backward(args, to),
+        Kernel::RouterLoss(args) => router_loss::router_loss(args, to),
+        Kernel::RouterGrad(args) => router::router_grad(args, to),
+        Kernel::Sigmoid(args) => router::sigmoid(args, to),
+        Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
+        Kernel::AdamW(args) => optim::adamw(args, to),
+        Kernel::SumSquares(args) => optim::sum_squares(args, to),
+        other => Err(Error::Unsupported {
+            what: format!("kernel `{}`", other.name()),
+            why: "not written for wgpu yet".into(),
+        }),
     }
 }
