@@ -21,6 +21,7 @@ mod pipelines;
 mod read;
 mod shader;
 mod timestamps;
+mod unroll;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
