@@ -6,6 +6,7 @@ mod swiglu;
 mod optim;
 mod router;
 mod router_loss;
+mod gemm;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
@@ -32,6 +33,9 @@ pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Res
         Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
         Kernel::AdamW(args) => optim::adamw(args, to),
         Kernel::SumSquares(args) => optim::sum_squares(args, to),
+        Kernel::GroupedForward(args) => gemm::grouped_forward(args, to),
+        Kernel::GroupedDgrad(args) => gemm::grouped_dgrad(args, to),
+        Kernel::GroupedWgrad(args) => gemm::grouped_wgrad(args, to),
         other => Err(Error::Unsupported {
             what: format!("kernel `{}`", other.name()),
             why: "not written for wgpu yet".into(),
