@@ -1,19 +1,24 @@
-// Prefix sums over a workgroup.
+var<workgroup> scan_words: array<u32, WORKGROUP_SIZE>;
 
-var<workgroup> lane_prefixes: array<u32, WORKGROUP_SIZE>;
-
-/// Sum of the values of the lanes before this one (Hillis and Steele, "Data parallel algorithms", CACM 1986).
-fn workgroup_prefix(lane: u32, value: u32) -> u32 {
-    lane_prefixes[lane] = value;
+// Sum of the values of all invocations up to this one. All invocations of the workgroup call it together.
+fn scan(lane: u32, value: u32) -> u32 {
+    // Others may still read the sum of the last call.
     workgroupBarrier();
-    for (var distance = 1u; distance < WORKGROUP_SIZE; distance *= 2u) {
-        var sum = lane_prefixes[lane];
-        if (lane >= distance) {
-            sum += lane_prefixes[lane - distance];
+    scan_words[lane] = value;
+    workgroupBarrier();
+    for (var step = 1u; step < WORKGROUP_SIZE; step <<= 1u) {
+        var sum = scan_words[lane];
+        if (lane >= step) {
+            sum += scan_words[lane - step];
         }
         workgroupBarrier();
-        lane_prefixes[lane] = sum;
+        scan_words[lane] = sum;
         workgroupBarrier();
     }
-    return lane_prefixes[lane] - value;
+    return scan_words[lane];
+}
+
+// Sum of all values of the last call.
+fn scanned() -> u32 {
+    return scan_words[WORKGROUP_SIZE - 1u];
 }
