@@ -38,6 +38,9 @@ mod rows_refused;
 mod score;
 #[path = "conformance/select.rs"]
 mod select;
+#[cfg(feature = "wgpu")]
+#[path = "conformance/shaders.rs"]
+mod shaders;
 #[path = "conformance/swiglu.rs"]
 mod swiglu;
 #[path = "conformance/table.rs"]
@@ -73,6 +76,8 @@ fn main() -> std::process::ExitCode {
         let cases = cases.clone();
         move || complete(&cases).map_err(Failed::from)
     })];
+    #[cfg(feature = "wgpu")]
+    trials.extend(shaders::trials(&cases));
     for device in devices::all() {
         let device = Arc::new(device);
         for case in &cases {

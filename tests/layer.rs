@@ -6,6 +6,8 @@ use lrmoe::{Backend, CpuBackend, CpuOptions};
 
 mod support;
 
+use support::device;
+
 #[path = "layer/demand.rs"]
 mod demand;
 #[path = "layer/edges.rs"]
@@ -46,11 +48,20 @@ fn main() -> std::process::ExitCode {
     let cpu = Device {
         name: "cpu",
         factor: 1.0,
-        make: support::device::cpu,
-        budget: |bytes| support::device::cpu_with(CpuOptions { poison: true, budget: Some(bytes), threads: None }),
-        threads: Some(|n| support::device::cpu_with(CpuOptions { poison: true, budget: None, threads: Some(n) })),
+        missing: || None,
+        make: device::cpu,
+        budget: |bytes| device::cpu_with(CpuOptions { poison: true, budget: Some(bytes), threads: None }),
+        threads: Some(|n| device::cpu_with(CpuOptions { poison: true, budget: None, threads: Some(n) })),
     };
-    let trials = on_device::<CpuBackend>(cpu);
+    let wgpu = Device {
+        name: "wgpu",
+        factor: device::WGPU_FACTOR,
+        missing: || device::wgpu().err(),
+        make: device::wgpu_here,
+        budget: device::wgpu_within,
+        threads: None,
+    };
+    let trials = on_device::<CpuBackend>(cpu).into_iter().chain(on_device(wgpu)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -64,6 +75,8 @@ struct Device<B> {
     name: &'static str,
     /// Multiplies every bound on rounding.
     factor: f64,
+    /// Why it is not here, if it is not.
+    missing: fn() -> Option<String>,
     /// As it comes, with poisoned allocations where the device can do that.
     make: fn() -> B,
     /// With a byte budget.
@@ -109,19 +122,21 @@ fn trial<B: Backend>(
     name: impl std::fmt::Display,
     run: impl FnOnce(&Device<B>) -> Outcome + Send + 'static,
 ) -> Trial {
-    Trial::test(format!("{name}::{}", device.name), move || run(&device).map_err(Failed::from))
+    trial_if(device, name, |_| None, run)
 }
 
-/// One trial that is ignored, with the reason, where the device lacks what it needs.
+/// One trial that is ignored, with the reason, where the device is not here or lacks what it needs.
 fn trial_if<B: Backend>(
     device: Device<B>,
     name: impl std::fmt::Display,
     lacking: impl FnOnce(&Device<B>) -> Option<String> + Send + 'static,
     run: impl FnOnce(&Device<B>) -> Outcome + Send + 'static,
 ) -> Trial {
-    Trial::ignorable_test(format!("{name}::{}", device.name), move || match lacking(&device) {
-        Some(reason) => Ok(Completion::ignored_with(reason)),
-        None => run(&device).map(|()| Completion::Completed).map_err(Failed::from),
+    Trial::ignorable_test(format!("{name}::{}", device.name), move || {
+        match (device.missing)().or_else(|| lacking(&device)) {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => run(&device).map(|()| Completion::Completed).map_err(Failed::from),
+        }
     })
 }
 

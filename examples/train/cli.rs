@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use lrmoe::{LayerOptions, PlanOptions, Retention, Selection};
 
 use crate::experiment::ExperimentArgs;
@@ -27,8 +27,8 @@ pub(crate) const HEAD_DIM: usize = 32;
 #[command(name = "train", verbatim_doc_comment)]
 pub(crate) struct Options {
     /// Device of the MoE layers; says why faster ones were refused
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub(crate) device: Device,
+    #[arg(long, value_name = "auto|cpu|wgpu[:N|:NAME]", default_value = "auto")]
+    pub(crate) device: String,
     /// Pairs that are back-propagated: a fraction, or as few as add THETA times the batch's own noise [with --ranks also
     /// A..B over the run, or one value a layer with commas]
     #[arg(long, value_name = "FRACTION|noise:THETA", default_value = "0.5")]
@@ -148,25 +148,6 @@ impl Options {
     }
 }
 
-/// `--device`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// The fastest device that works.
-    Auto,
-    /// The processor.
-    Cpu,
-}
-
-impl Device {
-    /// What lrmoe calls it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-        }
-    }
-}
-
 fn size<const MIN: usize, const MAX: usize>(s: &str) -> Result<usize, String> {
     let allowed = || format!("allowed: whole numbers from {MIN} to {MAX}");
     s.parse().ok().filter(|n| (MIN..=MAX).contains(n)).ok_or_else(allowed)
@@ -230,7 +211,6 @@ mod tests {
             ("--hidden", "16"),
             ("--layers", "0"),
             ("--batch", "0"),
-            ("--device", "tpu"),
         ] {
             let error = parse(&[&format!("{option}={value}")]).unwrap_err();
             let text = error.to_string();

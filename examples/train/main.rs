@@ -67,7 +67,7 @@ use failure::Failure;
 use files::LineFile;
 use progress::say;
 use report::Report;
-use run::{Run, Sinks};
+use run::{Run, Sinks, Training};
 
 /// Exit code after Ctrl-C, as a shell reports it.
 const INTERRUPTED: u8 = 130;
@@ -97,10 +97,13 @@ fn settle_thread_pools() {
 /// Reads the text, finds the device and does what the options ask for; returns the exit code.
 fn train(options: &Options) -> Result<u8, Failure> {
     let corpus = if options.corpus.is_empty() { Corpus::embedded()? } else { Corpus::read(&options.corpus)? };
-    let device = lrmoe::backend::choose(options.device.name()).map_err(|e| Failure::usage(format!("--device: {e}")))?;
+    let device = lrmoe::backend::choose(&options.device).map_err(|e| Failure::usage(format!("--device: {e}")))?;
     let stop = stop_on_ctrl_c()?;
     introduce(&corpus, &device);
     match options.experiment.ranks {
+        Some(_) if !matches!(options.device.as_str(), "auto" | "cpu") => {
+            Err(Failure::usage("--device: with --ranks the virtual ranks share the CPU; allowed: auto, cpu"))
+        }
         Some(_) => experiment::run(options, &corpus, &stop),
         None => both_runs(options, &corpus, &device, &stop),
     }
@@ -120,6 +123,7 @@ fn both_runs(
     say(&format!("training {} steps of {batch} x {} = {tokens} bytes, twice", options.steps, corpus::CONTEXT));
     let create =
         |option: &str, path: &Path| LineFile::create(path).map_err(|e| Failure::usage(format!("{option}: {e}")));
+    let backend = device.open().map_err(|e| Failure::usage(format!("--device: {e}")))?;
     let mut sinks = Sinks { metrics: create("--out", &options.out.join("metrics.jsonl"))?, trace: None };
     let mut trace = options.record.as_deref().map(|path| create("--record", path)).transpose()?;
     let plans = [("plain", Selection::All, Retention::Fraction(1.0)), ("lrmoe", options.select, options.retention())];
@@ -134,7 +138,8 @@ fn both_runs(
         }
         let mut run = Run::new(policy, select, retain, options);
         let goal = report::target_loss(options, &runs);
-        result = run::train(&mut run, options, corpus, goal, &mut sinks, stop);
+        let training = Training { run: &mut run, options, corpus, goal, sinks: &mut sinks, stop };
+        result = backend.with(training);
         runs.push(run);
     }
     let complete = runs.len() == plans.len() && runs.iter().all(|r| r.ended);

@@ -1,7 +1,7 @@
 //! The language model: everything but the MoE layers is candle's, with candle's autograd.
 
 use candle_core::{D, DType, Device, Tensor, Var};
-use lrmoe::CpuBackend;
+use lrmoe::Backend;
 
 use crate::cli::HEAD_DIM;
 use crate::corpus::CONTEXT;
@@ -44,7 +44,7 @@ pub(crate) struct Model {
 
 impl Model {
     /// Weights drawn from the seed alone, so that two runs start equal. `spec` describes the MoE layers but for their index.
-    pub(crate) fn new(layers: usize, spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
+    pub(crate) fn new(layers: usize, spec: &MoeSpec, backend: &impl Backend) -> Result<Self, Failure> {
         let h = spec.config.hidden_size;
         let mut rng = Rng::new(spec.seed, "host weights", 0);
         let mut matrix = |rows: usize, cols: usize, std: f64| {

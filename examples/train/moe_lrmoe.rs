@@ -2,24 +2,24 @@
 
 use std::sync::PoisonError;
 
-use lrmoe::{AdamW, AdamWConfig, CpuBackend, ForwardContext, MoeLayer, MoeWeights, SavedForward, Tensor};
+use lrmoe::{AdamW, AdamWConfig, Backend, ForwardContext, MoeLayer, MoeWeights, SavedForward, Tensor};
 
 use crate::failure::Failure;
 use crate::moe::{MoeBlock, MoeSpec, MoeStats, SharedPlanner};
 
 /// One layer with its optimizer state.
-pub(crate) struct LrmoeBlock {
+pub(crate) struct LrmoeBlock<B: Backend> {
     spec: MoeSpec,
-    layer: MoeLayer<CpuBackend>,
-    optimizer: AdamW<CpuBackend>,
+    layer: MoeLayer<B>,
+    optimizer: AdamW<B>,
     planner: Option<SharedPlanner>,
-    saved: Option<SavedForward<CpuBackend>>,
+    saved: Option<SavedForward<B>>,
     stats: MoeStats,
 }
 
-impl LrmoeBlock {
+impl<B: Backend> LrmoeBlock<B> {
     /// A layer with experts drawn from the seed.
-    pub(crate) fn new(spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
+    pub(crate) fn new(spec: &MoeSpec, backend: &B) -> Result<Self, Failure> {
         let config = spec.config.clone();
         let std_dev = 1.0 / (config.hidden_size as f32).sqrt();
         let seed = spec.seed.wrapping_mul(1 << 16).wrapping_add(spec.layer as u64);
@@ -36,16 +36,11 @@ impl LrmoeBlock {
         Ok(Self { spec: spec.clone(), layer, optimizer, planner: None, saved: None, stats: MoeStats::default() })
     }
 
-    fn tensor(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<CpuBackend>, Failure> {
+    fn tensor(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<B>, Failure> {
         Ok(Tensor::from_f32(self.layer.backend(), values, rows, cols)?)
     }
 
-    fn inputs(
-        &self,
-        x: &[f32],
-        logits: &[f32],
-        tokens: usize,
-    ) -> Result<(Tensor<CpuBackend>, Tensor<CpuBackend>), Failure> {
+    fn inputs(&self, x: &[f32], logits: &[f32], tokens: usize) -> Result<(Tensor<B>, Tensor<B>), Failure> {
         let config = &self.spec.config;
         Ok((self.tensor(x, tokens, config.hidden_size)?, self.tensor(logits, tokens, config.num_experts)?))
     }
@@ -55,7 +50,7 @@ impl LrmoeBlock {
     }
 }
 
-impl MoeBlock for LrmoeBlock {
+impl<B: Backend> MoeBlock for LrmoeBlock<B> {
     fn forward(&mut self, x: &[f32], logits: &[f32], tokens: usize, step: u64) -> Result<Vec<f32>, Failure> {
         let (x, logits) = self.inputs(x, logits, tokens)?;
         let context = self.context(step);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
-use lrmoe::CpuBackend;
+use lrmoe::Backend;
 
 use crate::failure::Failure;
 use crate::moe::{MoeBlock, MoeSpec};
@@ -44,7 +44,7 @@ impl fmt::Debug for MoeLayer {
 
 impl MoeLayer {
     /// A layer with freshly drawn experts.
-    pub(crate) fn new(spec: &MoeSpec, backend: &CpuBackend) -> Result<Self, Failure> {
+    pub(crate) fn new(spec: &MoeSpec, backend: &impl Backend) -> Result<Self, Failure> {
         let block = Box::new(LrmoeBlock::new(spec, backend)?);
         Ok(Self(Arc::new(Mutex::new(State { block, seconds: MoeSeconds::default() }))))
     }

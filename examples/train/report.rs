@@ -215,7 +215,7 @@ mod tests {
     fn report(args: &[&str], make: impl Fn(&Options) -> Vec<Run>) -> (Value, String) {
         let options = Options::try_parse_from(["train"].iter().chain(args)).unwrap();
         let runs = make(&options);
-        let device = Choice { name: "cpu", refused: Vec::new() };
+        let device = Choice { name: "cpu".into(), refused: Vec::new() };
         let corpus = Corpus::embedded().unwrap();
         let report = Report { options: &options, corpus: &corpus, device: &device, runs: &runs, complete: true };
         (report.to_json(), report.to_table())

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lrmoe::backend::OnBackend;
 use lrmoe::memory::MemoryReport;
 use lrmoe::plan::Counts;
 use lrmoe::plan::trace::TraceEntry;
-use lrmoe::{Backend, CpuBackend, LayerOptions, MoeConfig, PlanOptions, Retention, Selection};
+use lrmoe::{Backend, LayerOptions, MoeConfig, PlanOptions, Retention, Selection};
 use serde_json::{Value, json};
 
 use crate::cli::Options;
@@ -110,43 +111,52 @@ pub(crate) fn last_step(steps: u64) -> u64 {
     steps + steps / 4
 }
 
-/// Trains `run` to its end, or until `stop` is set. A run that has not reached the loss `goal` by then goes on at the final
-/// learning rate until it does, for a quarter more steps at most. Whatever happened before an error is in `run` and `sinks`.
-pub(crate) fn train(
-    run: &mut Run,
-    options: &Options,
-    corpus: &Corpus,
-    goal: Option<f64>,
-    sinks: &mut Sinks,
-    stop: &AtomicBool,
-) -> Result<(), Failure> {
-    let backend = CpuBackend::new();
-    let spec = moe_spec(run, options);
-    let mut trainer = Trainer::new(options.layers, &spec, &backend, options.batch(), options.steps)?;
-    let mut progress = Progress::new(run.policy, options.steps);
-    let stopped = || stop.load(Ordering::Relaxed);
-    let mut result = validate(run, &trainer, corpus).map(|loss| progress.validated(0, None, loss));
-    while result.is_ok() && !stopped() {
-        let short = goal.is_some_and(|goal| run.reached(goal).is_none());
-        if run.steps >= if short { last_step(options.steps) } else { options.steps } {
-            run.ended = true;
-            break;
-        }
-        result = step(run, &mut trainer, corpus).and_then(|mut line| {
-            let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
-            if is_validated(run.steps, options.steps, VALIDATIONS, &[TARGET]) || stopped() {
-                let loss = validate(run, &trainer, corpus)?;
-                line["val_loss"] = loss.into();
-                progress.validated(run.steps, Some(train_loss), loss);
+/// Trains `run` to its end, or until `stop` is set, on whichever backend there is. A run that has not reached the loss `goal` by
+/// then goes on at the final learning rate until it does, for a quarter more steps at most. Whatever happened before an error is
+/// in `run` and `sinks`.
+pub(crate) struct Training<'a> {
+    pub(crate) run: &'a mut Run,
+    pub(crate) options: &'a Options,
+    pub(crate) corpus: &'a Corpus,
+    pub(crate) goal: Option<f64>,
+    pub(crate) sinks: &'a mut Sinks,
+    pub(crate) stop: &'a AtomicBool,
+}
+
+impl OnBackend for Training<'_> {
+    type Output = Result<(), Failure>;
+
+    fn run<B: Backend>(self, backend: &B) -> Result<(), Failure> {
+        let Self { run, options, corpus, goal, sinks, stop } = self;
+        let spec = moe_spec(run, options);
+        // Runs on one device follow each other: what the last one peaked at is not this one's.
+        backend.memory().reset_peaks();
+        let mut trainer = Trainer::new(options.layers, &spec, backend, options.batch(), options.steps)?;
+        let mut progress = Progress::new(run.policy, options.steps);
+        let stopped = || stop.load(Ordering::Relaxed);
+        let mut result = validate(run, &trainer, corpus).map(|loss| progress.validated(0, None, loss));
+        while result.is_ok() && !stopped() {
+            let short = goal.is_some_and(|goal| run.reached(goal).is_none());
+            if run.steps >= if short { last_step(options.steps) } else { options.steps } {
+                run.ended = true;
+                break;
             }
-            progress.step(run.steps, train_loss);
-            sinks.metrics.line(&line.to_string())?;
-            sinks.trace.as_mut().map_or(Ok(()), |trace| record(trace, run.steps - 1, &trainer.model))
-        });
+            result = step(run, &mut trainer, corpus).and_then(|mut line| {
+                let train_loss = line["loss"].as_f64().unwrap_or(f64::NAN);
+                if is_validated(run.steps, options.steps, VALIDATIONS, &[TARGET]) || stopped() {
+                    let loss = validate(run, &trainer, corpus)?;
+                    line["val_loss"] = loss.into();
+                    progress.validated(run.steps, Some(train_loss), loss);
+                }
+                progress.step(run.steps, train_loss);
+                sinks.metrics.line(&line.to_string())?;
+                sinks.trace.as_mut().map_or(Ok(()), |trace| record(trace, run.steps - 1, &trainer.model))
+            });
+        }
+        run.peak = Some(backend.memory().report());
+        progress.finish();
+        result
     }
-    run.peak = Some(backend.memory().report());
-    progress.finish();
-    result
 }
 
 fn moe_spec(run: &Run, options: &Options) -> MoeSpec {

@@ -1,6 +1,6 @@
 //! One model being trained, a step at a time.
 
-use lrmoe::CpuBackend;
+use lrmoe::Backend;
 
 use crate::corpus::Corpus;
 use crate::failure::Failure;
@@ -39,7 +39,7 @@ impl Trainer {
     pub(crate) fn new(
         layers: usize,
         spec: &MoeSpec,
-        backend: &CpuBackend,
+        backend: &impl Backend,
         batch: usize,
         planned: u64,
     ) -> Result<Self, Failure> {

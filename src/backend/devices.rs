@@ -1,68 +1,203 @@
-//! Which devices there are, and why a backend is not among them.
+//! Which devices there are, why a backend is not among them, and how one is opened by name.
 
 use super::cpu::CpuBackend;
 use super::{Backend, Caps};
 use crate::{Error, Result};
 
-/// One backend of this build, or why it cannot be used.
+/// One device of this machine, or why a backend has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Name to choose it by.
-    pub name: &'static str,
+    /// Name to choose it by: `cuda`, `wgpu:0`, `cpu`.
+    pub name: String,
     /// What it can do, or the reason why it is not there.
     pub caps: std::result::Result<Caps, String>,
+    /// Runs on the host's cores through a driver; never chosen by `auto`, since the CPU backend is faster.
+    pub software: bool,
 }
 
-/// Every backend that lrmoe knows, best first.
+/// Every device that lrmoe knows, best first.
 pub fn devices() -> Vec<Device> {
-    let absent = |name, reason: &str| Device { name, caps: Err(reason.to_owned()) };
-    vec![
-        absent("cuda", "not part of this version of lrmoe"),
-        absent("wgpu", "not part of this version of lrmoe"),
-        Device { name: "cpu", caps: Ok(CpuBackend::new().caps().clone()) },
-    ]
+    let mut devices = vec![absent("cuda", "not part of this version of lrmoe")];
+    devices.extend(wgpu_devices());
+    devices.push(Device { name: "cpu".into(), caps: Ok(CpuBackend::new().caps().clone()), software: false });
+    devices
+}
+
+fn absent(name: &str, reason: &str) -> Device {
+    Device { name: name.into(), caps: Err(reason.into()), software: false }
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> Vec<Device> {
+    let adapters = super::wgpu::adapters();
+    if adapters.is_empty() {
+        return vec![absent("wgpu", super::wgpu::NO_ADAPTER)];
+    }
+    let device = |adapter: &super::wgpu::WgpuAdapter| Device {
+        name: format!("wgpu:{}", adapter.index),
+        caps: Ok(adapter.caps()),
+        software: adapter.software(),
+    };
+    adapters.iter().map(device).collect()
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_devices() -> Vec<Device> {
+    vec![absent("wgpu", "built without the feature `wgpu`")]
 }
 
 /// A choice of device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The device.
-    pub name: &'static str,
+    /// The device: `cuda`, `wgpu`, `wgpu:N`, `wgpu:NAME` or `cpu`.
+    pub name: String,
     /// The better ones that were refused, with the reason.
-    pub refused: Vec<(&'static str, String)>,
+    pub refused: Vec<(String, String)>,
 }
 
-/// `auto`: the best device there is. A name: that one.
+/// `auto`: the best device there is. A name: that one; `wgpu:1` and `wgpu:radeon` are an adapter by number and by a part of
+/// its name.
 ///
 /// # Errors
 /// [`Error::Argument`] for an unknown name, [`Error::Unsupported`] for a backend that is not there.
 pub fn choose(name: &str) -> Result<Choice> {
+    choose_among(devices(), name)
+}
+
+fn choose_among(devices: Vec<Device>, name: &str) -> Result<Choice> {
     let mut refused = Vec::new();
-    for device in devices() {
-        match (name == "auto" || name == device.name, device.caps) {
-            (true, Ok(_)) => return Ok(Choice { name: device.name, refused }),
-            (true, Err(why)) if name != "auto" => {
-                return Err(Error::Unsupported { what: format!("device `{name}`"), why });
+    if name == "auto" {
+        for device in devices {
+            match device.caps {
+                Ok(caps) if device.software => {
+                    refused.push((device.name, format!("{} is software; the CPU backend is faster", caps.device)));
+                }
+                Ok(_) => return Ok(Choice { name: device.name, refused }),
+                Err(why) => refused.push((device.name, why)),
             }
-            (true, Err(why)) => refused.push((device.name, why)),
-            (false, _) => {}
+        }
+        return Err(Error::Unsupported { what: "device `auto`".into(), why: "no device is left".into() });
+    }
+    let backend = name.split(':').next().unwrap_or(name);
+    let of_backend = |device: &&Device| device.name.split(':').next() == Some(backend);
+    let known: Vec<&Device> = devices.iter().filter(of_backend).collect();
+    if known.is_empty() || (backend != "wgpu" && backend != name) {
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        return Err(Error::argument("device", name, format!("auto, wgpu, wgpu:NAME, {}", names.join(", "))));
+    }
+    match known.iter().find_map(|device| device.caps.as_ref().err()) {
+        Some(why) => Err(Error::Unsupported { what: format!("device `{name}`"), why: why.clone() }),
+        None => Ok(Choice { name: name.to_owned(), refused }),
+    }
+}
+
+/// A backend that was chosen while the program ran.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum AnyBackend {
+    /// The host's cores.
+    Cpu(CpuBackend),
+    /// A wgpu adapter.
+    #[cfg(feature = "wgpu")]
+    Wgpu(super::wgpu::WgpuBackend),
+}
+
+/// What to do with a backend, whichever it is.
+pub trait OnBackend {
+    /// What comes of it.
+    type Output;
+    /// Does it.
+    fn run<B: Backend>(self, backend: &B) -> Self::Output;
+}
+
+impl AnyBackend {
+    /// Runs on whichever backend this is.
+    pub fn with<W: OnBackend>(&self, work: W) -> W::Output {
+        match self {
+            Self::Cpu(backend) => work.run(backend),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(backend) => work.run(backend),
         }
     }
-    let names: Vec<_> = devices().into_iter().map(|device| device.name).collect();
-    Err(Error::argument("device", name, format!("auto, {}", names.join(", "))))
+
+    /// What the device can do.
+    pub fn caps(&self) -> &Caps {
+        match self {
+            Self::Cpu(backend) => backend.caps(),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu(backend) => backend.caps(),
+        }
+    }
+}
+
+impl Choice {
+    /// Opens the device with default options.
+    ///
+    /// # Errors
+    /// What opening it reports, and [`Error::Argument`] for an adapter that is not there.
+    pub fn open(&self) -> Result<AnyBackend> {
+        match self.name.as_str() {
+            "cpu" => Ok(AnyBackend::Cpu(CpuBackend::new())),
+            name => open_wgpu(name),
+        }
+    }
+}
+
+#[cfg(feature = "wgpu")]
+fn open_wgpu(name: &str) -> Result<AnyBackend> {
+    let adapter = name.strip_prefix("wgpu:").map(str::to_owned);
+    let options = super::wgpu::WgpuOptions { adapter, ..Default::default() };
+    super::wgpu::WgpuBackend::new(options).map(AnyBackend::Wgpu)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn open_wgpu(name: &str) -> Result<AnyBackend> {
+    Err(Error::Unsupported { what: format!("device `{name}`"), why: "built without the feature `wgpu`".into() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn here(name: &str, software: bool) -> Device {
+        let caps = Caps { backend: "test", device: format!("a {name}"), storage: Vec::new(), max_buffer_bytes: 1 };
+        Device { name: name.into(), caps: Ok(caps), software }
+    }
+
     #[test]
-    fn auto_explains_what_it_refused() {
-        let choice = choose("auto").unwrap();
-        assert_eq!(choice.name, "cpu");
-        assert_eq!(choice.refused.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["cuda", "wgpu"]);
-        assert_eq!(choose("cpu").unwrap().refused, []);
+    fn auto_takes_hardware_and_explains_what_it_refused() {
+        let missing = || absent("cuda", "no driver");
+        let names = |choice: &Choice| choice.refused.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let laptop = vec![missing(), here("wgpu:0", false), here("wgpu:1", true), here("cpu", false)];
+        let choice = choose_among(laptop, "auto").unwrap();
+        assert_eq!((choice.name.as_str(), names(&choice)), ("wgpu:0", vec!["cuda".to_owned()]));
+        let server = vec![missing(), here("wgpu:0", true), here("cpu", false)];
+        let choice = choose_among(server, "auto").unwrap();
+        assert_eq!((choice.name.as_str(), names(&choice)), ("cpu", vec!["cuda".to_owned(), "wgpu:0".to_owned()]));
+        assert!(choice.refused[1].1.contains("a wgpu:0 is software"), "{choice:?}");
+    }
+
+    #[test]
+    fn names_are_backends_adapters_or_refused() {
+        let devices = || vec![absent("cuda", "no driver"), here("wgpu:0", true), here("cpu", false)];
+        for name in ["wgpu", "wgpu:0", "wgpu:radeon", "cpu"] {
+            assert_eq!(choose_among(devices(), name), Ok(Choice { name: name.into(), refused: vec![] }));
+        }
+        let refused = choose_among(devices(), "cuda").unwrap_err();
+        assert_eq!(refused, Error::Unsupported { what: "device `cuda`".into(), why: "no driver".into() });
+        for name in ["tpu", "", "cpu:0", "autos"] {
+            let refused = choose_among(devices(), name).unwrap_err();
+            assert!(
+                matches!(&refused, Error::Argument { allowed, .. } if allowed.contains("wgpu:0, cpu")),
+                "{refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn this_machine_has_a_cpu() {
+        assert!(matches!(choose("cpu").unwrap().open(), Ok(AnyBackend::Cpu(_))));
+        assert!(choose("auto").unwrap().open().is_ok());
         assert!(matches!(choose("cuda"), Err(Error::Unsupported { .. })));
-        assert!(matches!(choose("tpu"), Err(Error::Argument { .. })));
     }
 }

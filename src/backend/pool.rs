@@ -82,7 +82,12 @@ impl<M> Pool<M> {
         memory: M,
     ) -> Result<Piece<M>> {
         let reservation = self.reserve(category, name, bytes, bytes)?;
-        Ok(Piece { memory: ManuallyDrop::new(memory), reservation: Some(reservation), home: Weak::new(), key: (dtype, bytes) })
+        Ok(Piece {
+            memory: ManuallyDrop::new(memory),
+            reservation: Some(reservation),
+            home: Weak::new(),
+            key: (dtype, bytes),
+        })
     }
 
     /// Reserves bytes, giving idle memory up for them where they do not fit otherwise.

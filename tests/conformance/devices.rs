@@ -48,11 +48,8 @@ pub fn all() -> Vec<Device> {
 
 fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
     let backend = device::wgpu()?;
-    Ok(Box::new(On { backend, label: "wgpu".into(), factor: WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into() }))
+    Ok(Box::new(On { backend, label: "wgpu".into(), factor: device::WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into() }))
 }
-
-/// WGSL leaves division, roots and exponentials a few units in the last place more, and devices may flush subnormal numbers.
-const WGPU_FACTOR: f64 = 4.0;
 
 fn cpu() -> std::result::Result<Box<dyn Runner>, String> {
     Ok(Box::new(On { backend: device::cpu(), label: "cpu".into(), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))
@@ -65,6 +62,12 @@ fn threads(count: usize) -> std::result::Result<Box<dyn Runner>, String> {
 
 /// 2^-149, the smallest subnormal number of f32.
 const SMALLEST_SUBNORMAL: f64 = f64::from_bits(0x36a0_0000_0000_0000);
+
+/// Runs cases on a backend for what happens on the way; results mean nothing.
+#[cfg(feature = "wgpu")]
+pub fn for_shaders(backend: lrmoe::WgpuBackend) -> impl Runner {
+    On { backend, label: "no device".into(), factor: 1.0, tiny: 0.0 }
+}
 
 struct On<B> {
     backend: B,

@@ -15,18 +15,21 @@ pub fn cpu_with(options: CpuOptions) -> CpuBackend {
     CpuBackend::with_options(options).expect("the CPU backend needs nothing")
 }
 
+/// Factor on the CPU's bounds: WGSL leaves division, roots and exponentials a few units in the last place more, and devices may
+/// flush subnormal numbers.
+pub const WGPU_FACTOR: f64 = 4.0;
+
 /// What a build without wgpu has instead: nothing that can be made.
 #[cfg(not(feature = "wgpu"))]
 pub type WgpuBackend = CpuBackend;
 
-/// A device on the first wgpu adapter, with poisoned allocations; one for all tests of a target.
+/// The first wgpu adapter, with poisoned allocations and an account of its own. All tests of a target share one device.
 ///
 /// # Errors
 /// Why there is none. With `LRMOE_REQUIRE_WGPU` set that is a failure of the test.
 #[cfg(feature = "wgpu")]
 pub fn wgpu() -> Result<WgpuBackend, String> {
-    static OPENED: std::sync::OnceLock<Result<WgpuBackend, String>> = std::sync::OnceLock::new();
-    OPENED.get_or_init(|| wgpu_with(WgpuOptions { poison: true, ..WgpuOptions::default() })).clone()
+    wgpu_with(WgpuOptions { poison: true, ..WgpuOptions::default() })
 }
 
 /// As [`wgpu`], with options of a test's own.
@@ -35,7 +38,30 @@ pub fn wgpu() -> Result<WgpuBackend, String> {
 /// As [`wgpu`].
 #[cfg(feature = "wgpu")]
 pub fn wgpu_with(options: WgpuOptions) -> Result<WgpuBackend, String> {
-    WgpuBackend::new(options).map_err(|error| absent(&error.to_string()))
+    static OPENED: std::sync::OnceLock<Result<WgpuBackend, String>> = std::sync::OnceLock::new();
+    let opened = OPENED.get_or_init(|| WgpuBackend::new(WgpuOptions::default()).map_err(|error| error.to_string()));
+    let opened = opened.as_ref().map_err(|reason| absent(reason))?;
+    opened.beside(options).map_err(|error| error.to_string())
+}
+
+/// The device of [`wgpu`], where a trial has made sure that there is one.
+#[allow(clippy::expect_used, reason = "a test without its device cannot go on")]
+pub fn wgpu_here() -> WgpuBackend {
+    wgpu().expect("trials on a missing device are ignored")
+}
+
+/// [`wgpu_here`] with a byte budget.
+#[cfg(feature = "wgpu")]
+#[allow(clippy::expect_used, reason = "a test without its device cannot go on")]
+pub fn wgpu_within(budget: u64) -> WgpuBackend {
+    let options = WgpuOptions { poison: true, budget: Some(budget), ..WgpuOptions::default() };
+    wgpu_with(options).expect("trials on a missing device are ignored")
+}
+
+/// Nothing: there is no device.
+#[cfg(not(feature = "wgpu"))]
+pub fn wgpu_within(_budget: u64) -> WgpuBackend {
+    wgpu_here()
 }
 
 /// As with the feature, but there never is one.

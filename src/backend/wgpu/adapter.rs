@@ -1,5 +1,7 @@
 //! The adapters of this machine, and how one is opened.
 
+use crate::backend::Caps;
+use crate::tensor::DType;
 use crate::{Error, Result};
 
 /// An adapter, for people and for choosing.
@@ -20,7 +22,26 @@ impl WgpuAdapter {
     pub fn software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
+
+    /// What a device of it can do.
+    pub fn caps(&self) -> Caps {
+        caps(&self.info, &self.limits)
+    }
 }
+
+/// What a device of an adapter can do within limits.
+pub(super) fn caps(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Caps {
+    let driver = [info.driver.as_str(), info.driver_info.as_str()].map(str::trim).join(" ");
+    Caps {
+        backend: "wgpu",
+        device: format!("{} ({:?}, {})", info.name, info.backend, driver.trim()),
+        storage: vec![DType::F32, DType::BF16, DType::F16],
+        max_buffer_bytes: limits.max_buffer_size,
+    }
+}
+
+/// Why there is no device.
+pub(in crate::backend) const NO_ADAPTER: &str = "no Vulkan, Metal or DX12 adapter was found";
 
 /// Interfaces that kernels are written for. OpenGL's compute shaders are too slow to be of use.
 const BACKENDS: wgpu::Backends = wgpu::Backends::VULKAN.union(wgpu::Backends::METAL).union(wgpu::Backends::DX12);
@@ -68,10 +89,7 @@ pub(super) fn open(wanted: Option<&str>) -> Result<(wgpu::Device, wgpu::Queue)> 
     let found = found();
     let names: Vec<String> = found.iter().map(|adapter| adapter.get_info().name).collect();
     let index = pick(wanted, &names)?;
-    let adapter = found.get(index).ok_or_else(|| Error::Unsupported {
-        what: "wgpu".into(),
-        why: "no Vulkan, Metal or DX12 adapter was found".into(),
-    })?;
+    let adapter = found.get(index).ok_or_else(|| Error::Unsupported { what: "wgpu".into(), why: NO_ADAPTER.into() })?;
     let features = adapter.features() & FEATURES;
     let experimental = if features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         // SAFETY: of the experimental features only cooperative matrices are asked for, and the kernels that use them are
@@ -88,8 +106,10 @@ pub(super) fn open(wanted: Option<&str>) -> Result<(wgpu::Device, wgpu::Queue)> 
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };
-    pollster::block_on(adapter.request_device(&descriptor))
-        .map_err(|error| Error::Device { command: format!("open `{}`", adapter.get_info().name), reason: error.to_string() })
+    pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| Error::Device {
+        command: format!("open `{}`", adapter.get_info().name),
+        reason: error.to_string(),
+    })
 }
 
 /// Number of the adapter that a number or a part of a name means.

@@ -66,8 +66,7 @@ impl Memory {
                 why: format!("buffers of this device hold at most {limit} bytes"),
             });
         }
-        let descriptor =
-            wgpu::BufferDescriptor { label: Some(name), size, usage: USAGE, mapped_at_creation: false };
+        let descriptor = wgpu::BufferDescriptor { label: Some(name), size, usage: USAGE, mapped_at_creation: false };
         let made = context.scoped("alloc", || context.device.create_buffer(&descriptor));
         let buffer = made.map_err(|error| match error {
             Error::Device { reason, .. } if reason.to_lowercase().contains("memory") => {

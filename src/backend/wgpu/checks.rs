@@ -61,9 +61,11 @@ impl Place {
         match self {
             _ if flags == 0 => None,
             Self::Index { name, limit } => Some(Error::argument(name, words.get(1)?, format!("below {limit}"))),
-            Self::Offsets { .. } if flags & 1 != 0 => {
-                Some(Error::argument("offsets", format!("{} before a smaller value", words.get(1)?), "ascending values"))
-            }
+            Self::Offsets { .. } if flags & 1 != 0 => Some(Error::argument(
+                "offsets",
+                format!("{} before a smaller value", words.get(1)?),
+                "ascending values",
+            )),
             Self::Offsets { rows } => Some(Error::shape("last offset", words.get(2)?, format!("at most {rows} rows"))),
         }
     }

@@ -28,20 +28,20 @@ pub(crate) struct Profile {
     pub(crate) timestamps: bool,
 }
 
-/// A device, its queue, and whether it still works.
-#[derive(Debug)]
+/// A device, its queue, and whether it still works. Clones are the same device.
+#[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
     pub(crate) info: wgpu::AdapterInfo,
     pub(crate) profile: Profile,
-    /// Opened by this crate, so that callbacks are ours to set.
+    /// Opened by this crate, so that callbacks are ours to set and speed is ours to measure.
     pub(crate) owned: bool,
     /// How long a wait may take.
     pub(crate) time_limit: Duration,
     lost: Arc<OnceLock<String>>,
     /// A buffer that nobody uses: it can be mapped at any time, unless the device is lost.
-    probe: Mutex<wgpu::Buffer>,
+    probe: Arc<Mutex<wgpu::Buffer>>,
 }
 
 /// Limits that a test or a cautious user sets below the device's own.
@@ -51,21 +51,15 @@ pub(crate) struct Bounds {
     pub(crate) grid: Option<u32>,
 }
 
-impl Context {
-    pub(crate) fn new(
-        device: wgpu::Device,
-        queue: wgpu::Queue,
-        owned: bool,
-        time_limit: Duration,
-        bounds: Bounds,
-    ) -> Result<Self> {
-        let (info, limits, features) = (device.adapter_info(), device.limits(), device.features());
+impl Profile {
+    fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, bounds: Bounds) -> Self {
+        let (limits, features) = (device.limits(), device.features());
         let subgroup = (features.contains(wgpu::Features::SUBGROUP)
             && info.subgroup_min_size == info.subgroup_max_size
             && info.subgroup_min_size > 0)
             .then_some(info.subgroup_min_size);
         let binding = u64::from(limits.max_storage_buffer_binding_size);
-        let profile = Profile {
+        Self {
             software: info.device_type == wgpu::DeviceType::Cpu,
             subgroup,
             binding_bytes: bounds.binding_bytes.map_or(binding, |bound| bound.min(binding)),
@@ -75,7 +69,20 @@ impl Context {
             alignment: limits.min_storage_buffer_offset_alignment.into(),
             cooperative: features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
             timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
-        };
+        }
+    }
+}
+
+impl Context {
+    pub(crate) fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        owned: bool,
+        time_limit: Duration,
+        bounds: Bounds,
+    ) -> Self {
+        let info = device.adapter_info();
+        let profile = Profile::new(&device, &info, bounds);
         let lost = Arc::new(OnceLock::new());
         if owned {
             let reason = Arc::clone(&lost);
@@ -89,7 +96,12 @@ impl Context {
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
-        Ok(Self { device, queue, info, profile, owned, time_limit, lost, probe: Mutex::new(probe) })
+        Self { device, queue, info, profile, owned, time_limit, lost, probe: Arc::new(Mutex::new(probe)) }
+    }
+
+    /// The same device with other limits.
+    pub(crate) fn bounded(&self, time_limit: Duration, bounds: Bounds) -> Self {
+        Self { profile: Profile::new(&self.device, &self.info, bounds), time_limit, ..self.clone() }
     }
 
     /// Refuses every call once the device is lost.
@@ -149,7 +161,8 @@ impl Context {
     /// An error of the driver as one of ours.
     fn failed(&self, command: &str, reason: &str) -> Error {
         let lower = reason.to_lowercase();
-        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost") {
+        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost")
+        {
             return self.lose(reason);
         }
         Error::Device { command: command.to_owned(), reason: reason.trim().to_owned() }
@@ -163,16 +176,12 @@ impl Context {
             Ok(_) => self.alive(),
             Err(wgpu::PollError::Timeout) => Err(Error::Device {
                 command: command.to_owned(),
-                reason: format!("not finished after {:?}; raise `time_limit` where that is to be expected", self.time_limit),
+                reason: format!(
+                    "not finished after {:?}; raise `time_limit` where that is to be expected",
+                    self.time_limit
+                ),
             }),
             Err(error) => Err(self.failed(command, &error.to_string())),
         }
-    }
-
-    /// A name of device, driver and interface, for people and for caches.
-    pub(crate) fn describe(&self) -> String {
-        let info = &self.info;
-        let driver = [info.driver.as_str(), info.driver_info.as_str()].map(str::trim).join(" ");
-        format!("{} ({:?}, {})", info.name, info.backend, driver.trim())
     }
 }

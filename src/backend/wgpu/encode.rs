@@ -1,9 +1,11 @@
 //! Recordings become command buffers: dispatches bounded in time, grids folded, parameters in one uniform chunk.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::Inner;
 use super::buffer::WgpuBuffer;
 use super::checks::{Pending, Place, WORDS};
-use super::context::Profile;
+use super::context::{Context, Profile};
 use super::launch::{Arg, Launch, MAX_STORAGE, groups_of, u32_of};
 use super::pipelines::{GroupKey, PARAM_BYTES};
 use super::shader::{Bound, FIXED_PARAMS, Param, Source, Specialisation, View, kinds, source};
@@ -37,16 +39,16 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    fn new(inner: &Inner, id: u64) -> Result<Self> {
-        let buffer = inner.context.scoped("params", || {
-            inner.context.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("lrmoe params"),
-                size: DISPATCHES as u64 * PARAM_BYTES,
-                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        })?;
-        Ok(Self { buffer, id })
+    pub(super) fn new(context: &Context) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let descriptor = wgpu::BufferDescriptor {
+            label: Some("lrmoe params"),
+            size: DISPATCHES as u64 * PARAM_BYTES,
+            usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        };
+        let buffer = context.scoped("params", || context.device.create_buffer(&descriptor))?;
+        Ok(Self { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed) })
     }
 }
 
@@ -293,7 +295,7 @@ impl<'a> Encoder<'a> {
         }
         let chunk = match self.chunk.take() {
             Some(chunk) => chunk,
-            None => self.inner.take_chunk(Chunk::new)?,
+            None => self.inner.take_chunk()?,
         };
         let key = GroupKey { chunk: chunk.id, bindings: ranges.to_vec() };
         let inner = self.inner;

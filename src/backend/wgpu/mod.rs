@@ -20,22 +20,26 @@ mod launch;
 mod pipelines;
 mod read;
 mod shader;
-#[cfg(test)]
-mod shader_tests;
 mod timestamps;
+mod tuning;
+mod unroll;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+pub(super) use adapter::NO_ADAPTER;
 pub use adapter::{WgpuAdapter, adapters};
-pub use buffer::WgpuBuffer;
 use buffer::Memory;
+pub use buffer::WgpuBuffer;
 use checks::Pending;
 use context::{Bounds, Context};
 use encode::{Chunk, Encoder};
 use pipelines::{BindGroups, Pipelines};
 use timestamps::Timer;
+use tuning::Tuner;
+pub use tuning::{ChoiceSource, ChosenVariant, Tune};
 
 use super::pool::Pool;
 use super::{Backend, Caps};
@@ -63,6 +67,12 @@ pub struct WgpuOptions {
     pub binding_bytes: Option<u64>,
     /// Workgroups of a dispatch in one dimension, where the device's own limit is to be undercut.
     pub grid: Option<u32>,
+    /// Whether kernel variants are chosen by measured time.
+    pub tune: Tune,
+    /// Where measured choices are kept; `lrmoe` in the user's cache directory where absent.
+    pub cache_dir: Option<PathBuf>,
+    /// Variant of the grouped GEMMs, one of [`WgpuBackend::gemm_variants`], wherever device and shape allow it.
+    pub gemm_variant: Option<String>,
 }
 
 impl Default for WgpuOptions {
@@ -76,6 +86,9 @@ impl Default for WgpuOptions {
             time_limit: Duration::from_secs(60),
             binding_bytes: None,
             grid: None,
+            tune: Tune::Auto,
+            cache_dir: None,
+            gemm_variant: None,
         }
     }
 }
@@ -96,8 +109,9 @@ pub(crate) struct Inner {
     options: WgpuOptions,
     pool: Arc<Pool<Memory>>,
     groups: Arc<BindGroups>,
-    pipelines: Pipelines,
-    chunks: Mutex<(u64, Vec<Chunk>)>,
+    pipelines: Arc<Pipelines>,
+    tuner: Tuner,
+    chunks: Mutex<Vec<Chunk>>,
     pending: Mutex<Vec<Arc<Pending>>>,
     sequence: AtomicU64,
 }
@@ -108,6 +122,17 @@ pub struct WgpuFence {
     last: Option<wgpu::SubmissionIndex>,
     checks: Option<Arc<Pending>>,
     timer: Option<Timer>,
+}
+
+fn bounds(options: &WgpuOptions) -> Result<Bounds> {
+    if let Some(bytes) = options.binding_bytes.filter(|&bytes| bytes < LEAST_BINDING) {
+        return Err(Error::argument("binding_bytes", bytes, format!("{LEAST_BINDING} or more")));
+    }
+    if options.grid == Some(0) {
+        return Err(Error::argument("grid", 0, "1 or more"));
+    }
+    kernels::check_variant(options.gemm_variant.as_deref())?;
+    Ok(Bounds { binding_bytes: options.binding_bytes, grid: options.grid })
 }
 
 impl WgpuBackend {
@@ -132,33 +157,56 @@ impl WgpuBackend {
     }
 
     fn build(device: wgpu::Device, queue: wgpu::Queue, owned: bool, options: WgpuOptions) -> Result<Self> {
-        if let Some(bytes) = options.binding_bytes.filter(|&bytes| bytes < LEAST_BINDING) {
-            return Err(Error::argument("binding_bytes", bytes, format!("{LEAST_BINDING} or more")));
-        }
-        if options.grid == Some(0) {
-            return Err(Error::argument("grid", 0, "1 or more"));
-        }
-        let bounds = Bounds { binding_bytes: options.binding_bytes, grid: options.grid };
-        let context = Context::new(device, queue, owned, options.time_limit, bounds)?;
+        let context = Context::new(device, queue, owned, options.time_limit, bounds(&options)?);
+        Self::with(context, options, Arc::default(), Arc::default())
+    }
+
+    /// A second backend on the same device, with an account, a pool and options of its own: two ranks on one device. Compiled
+    /// kernels are shared. [`WgpuOptions::adapter`] is not used.
+    ///
+    /// # Errors
+    /// As [`WgpuBackend::adopt`].
+    pub fn beside(&self, options: WgpuOptions) -> Result<Self> {
+        let context = self.inner.context.bounded(options.time_limit, bounds(&options)?);
+        Self::with(context, options, Arc::clone(&self.inner.pipelines), Arc::clone(&self.inner.groups))
+    }
+
+    fn with(
+        context: Context,
+        options: WgpuOptions,
+        pipelines: Arc<Pipelines>,
+        groups: Arc<BindGroups>,
+    ) -> Result<Self> {
         context.check_alive()?;
-        let caps = Caps {
-            backend: "wgpu",
-            device: context.describe(),
-            storage: vec![DType::F32, DType::BF16, DType::F16],
-            max_buffer_bytes: context.device.limits().max_buffer_size,
+        let caps = adapter::caps(&context.info, &context.device.limits());
+        let measures = match options.tune {
+            Tune::Auto => context.owned && !context.profile.software,
+            Tune::Off => false,
+            Tune::Measure => context.owned,
         };
         let inner = Inner {
-            context,
+            tuner: Tuner::new(measures, options.cache_dir.as_deref(), &caps.device),
             caps,
+            context,
             pool: Pool::new(Accountant::new(options.budget)),
             options,
-            groups: Arc::default(),
-            pipelines: Pipelines::default(),
+            groups,
+            pipelines,
             chunks: Mutex::default(),
             pending: Mutex::default(),
             sequence: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Names of the variants of the grouped GEMMs, for [`WgpuOptions::gemm_variant`].
+    pub fn gemm_variants() -> Vec<&'static str> {
+        kernels::gemm_variants()
+    }
+
+    /// The variants that kernels have been run with, and those that will be used first.
+    pub fn chosen_variants(&self) -> Vec<ChosenVariant> {
+        kernels::chosen_variants(&self.inner)
     }
 
     /// The device, to work beside this backend or to share its buffers.
@@ -169,6 +217,12 @@ impl WgpuBackend {
     /// The queue of [`WgpuBackend::device`].
     pub fn queue(&self) -> &wgpu::Queue {
         &self.inner.context.queue
+    }
+
+    /// Every kernel compiled so far, specialised: `file::entry point` and the whole WGSL text. To look at, or to check with
+    /// another compiler.
+    pub fn shaders(&self) -> Vec<(String, String)> {
+        self.inner.pipelines.texts()
     }
 
     /// `len` elements of a host's buffer from byte `offset` on, without a copy. The memory is the host's: the accountant does
@@ -187,7 +241,11 @@ impl WgpuBackend {
     ) -> Result<WgpuBuffer> {
         let usage = buffer::USAGE;
         if !buffer.usage().contains(usage) {
-            return Err(Error::argument(format!("usage of `{name}`"), format!("{:?}", buffer.usage()), format!("{usage:?}")));
+            return Err(Error::argument(
+                format!("usage of `{name}`"),
+                format!("{:?}", buffer.usage()),
+                format!("{usage:?}"),
+            ));
         }
         let bytes = super::elements(name, &[len, dtype.bytes()])? as u64;
         if !offset.is_multiple_of(4) || !bytes.is_multiple_of(4) {
@@ -222,21 +280,13 @@ impl Inner {
         Ok(buffer)
     }
 
-    fn take_chunk(&self, make: impl FnOnce(&Self, u64) -> Result<Chunk>) -> Result<Chunk> {
-        let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
-        match chunks.1.pop() {
-            Some(chunk) => Ok(chunk),
-            None => {
-                chunks.0 += 1;
-                let id = chunks.0;
-                drop(chunks);
-                make(self, id)
-            }
-        }
+    fn take_chunk(&self) -> Result<Chunk> {
+        let idle = self.chunks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| Chunk::new(&self.context), Ok)
     }
 
     fn give_chunk(&self, chunk: Option<Chunk>) {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner).1.extend(chunk);
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner).extend(chunk);
     }
 
     fn next_sequence(&self) -> u64 {

@@ -32,11 +32,7 @@ impl Pipelines {
                 wgpu::BindGroupLayoutEntry {
                     binding,
                     visibility: wgpu::ShaderStages::COMPUTE,
-                    ty: wgpu::BindingType::Buffer {
-                        ty,
-                        has_dynamic_offset: uniform,
-                        min_binding_size: None,
-                    },
+                    ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: uniform, min_binding_size: None },
                     count: None,
                 }
             };
@@ -92,6 +88,11 @@ impl Pipelines {
         })?;
         self.lock().insert(wanted.clone(), pipeline.clone());
         Ok(pipeline)
+    }
+
+    /// Name and text of every kernel compiled so far.
+    pub(super) fn texts(&self) -> Vec<(String, String)> {
+        self.lock().keys().map(|made| (format!("{}::{}", made.name, made.entry), made.wgsl())).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Specialisation, wgpu::ComputePipeline>> {
@@ -154,7 +155,8 @@ impl BindGroups {
         let range = |buffer, offset, size| {
             wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size: wgpu::BufferSize::new(size) })
         };
-        let storage = buffers.iter().zip(&key.bindings).map(|(buffer, (_, offset, size))| range(buffer, *offset, *size));
+        let storage =
+            buffers.iter().zip(&key.bindings).map(|(buffer, (_, offset, size))| range(buffer, *offset, *size));
         let entries: Vec<_> = std::iter::once(range(chunk, 0, PARAM_BYTES))
             .chain(storage)
             .zip(0..)

@@ -127,7 +127,10 @@ impl Inner {
         self.settle(before)?;
         if !mapped.load(Ordering::Acquire) {
             context.check_alive()?;
-            return Err(Error::Device { command: "read".into(), reason: format!("`{}` cannot be mapped", buffer.name()) });
+            return Err(Error::Device {
+                command: "read".into(),
+                reason: format!("`{}` cannot be mapped", buffer.name()),
+            });
         }
         let view = staging
             .get_mapped_range(..)

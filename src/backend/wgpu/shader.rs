@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use super::unroll::unroll;
 use crate::tensor::DType;
 
 /// A file of `shaders/`, with the libraries that stand in front of it.
@@ -169,7 +170,7 @@ impl Specialisation {
             text.push_str(OFFSETS);
         }
         for part in self.texts {
-            text.push_str(part);
+            unroll(part, &self.constants, &mut text);
         }
         text
     }
@@ -279,11 +280,8 @@ fn accesses(text: &mut String, bound: &Bound, variable: &str) -> std::fmt::Resul
                 DType::BF16 | DType::F16 => ("f32", "(at >> 1u) & 1u"),
             };
             let one = format!("{variable}_data[at >> 2u][{one}]");
-            let value = if dtype.bytes() == 4 {
-                one
-            } else {
-                format!("widen_{dtype}(({one} >> ((at & 1u) * 16u)) & 0xffffu)")
-            };
+            let value =
+                if dtype.bytes() == 4 { one } else { format!("widen_{dtype}(({one} >> ((at & 1u) * 16u)) & 0xffffu)") };
             writeln!(
                 text,
                 "fn load_{name}(i: u32) -> {element} {{ let at = params.base_{name} + i; return {value}; }}"

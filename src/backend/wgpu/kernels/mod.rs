@@ -3,6 +3,10 @@
 mod permute;
 mod rows;
 mod swiglu;
+mod optim;
+mod router;
+mod router_loss;
+mod gemm;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
@@ -21,6 +25,17 @@ pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Res
         Kernel::Cast(args) => rows::cast(args, to),
         Kernel::SwiGlu(args) => swiglu::swiglu(args, to),
         Kernel::SwiGluBackward(args) => swiglu::swiglu_backward(args, to),
+        Kernel::Gate(args) => router::gate(args, to),
+        Kernel::GateBackward(args) => router::gate_backward(args, to),
+        Kernel::RouterLoss(args) => router_loss::router_loss(args, to),
+        Kernel::RouterGrad(args) => router::router_grad(args, to),
+        Kernel::Sigmoid(args) => router::sigmoid(args, to),
+        Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
+        Kernel::AdamW(args) => optim::adamw(args, to),
+        Kernel::SumSquares(args) => optim::sum_squares(args, to),
+        Kernel::GroupedForward(args) => gemm::grouped_forward(args, to),
+        Kernel::GroupedDgrad(args) => gemm::grouped_dgrad(args, to),
+        Kernel::GroupedWgrad(args) => gemm::grouped_wgrad(args, to),
         other => Err(Error::Unsupported {
             what: format!("kernel `{}`", other.name()),
             why: "not written for wgpu yet".into(),
