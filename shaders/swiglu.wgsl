@@ -15,7 +15,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     var largest = 0u;
     for (var c = lane; c < width; c += WORKGROUP_SIZE) {
         let a = load_ab(a_start + c);
-        let h = a * sigmoid_and_rest(a).x * load_ab(b_start + c);
+        let h = a * sigmoid_pair(a).x * load_ab(b_start + c);
         store_h(h_start + c, h);
         largest = max(largest, magnitude(h));
     }

@@ -26,7 +26,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     for (var c = first + lane; c < last; c += WORKGROUP_SIZE) {
         let a = load_ab(a_source + c);
         let b = load_ab(a_source + params.width + c);
-        let s = sigmoid_and_rest(a);
+        let s = sigmoid_pair(a);
         let silu = a * s.x;
         let su = scale * load_u(row * params.width + c);
         store_h(row * params.width + c, silu * b);

@@ -10,8 +10,8 @@ use crate::backend::wgpu::launch::{Arg, Launch, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::kernel::{RowDots, SwiGlu, SwiGluBackward};
 
-static SWIGLU: Source = source!("swiglu", ["lib_reduce", "lib_scale", "lib_norm", "lib_exp", "lib_sigmoid"]);
-static SWIGLU_BACKWARD: Source = source!("swiglu_backward", ["lib_exp", "lib_sigmoid"]);
+static SWIGLU: Source = source!("swiglu", ["lib_reduce", "lib_scale", "lib_norm", "lib_sigmoid"]);
+static SWIGLU_BACKWARD: Source = source!("swiglu_backward", ["lib_sigmoid"]);
 
 const WORKGROUP: u32 = 64;
 
