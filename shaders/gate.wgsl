@@ -59,7 +59,7 @@ fn workgroup_first(lane: u32, own: Rank) -> Rank {
 fn score(token: Token, e: u32) -> f32 {
     let logit = bitcast<f32>(load_logits(token.first + e));
     if (SIGMOID) {
-        return sigmoid(logit);
+        return sigmoid_pair(logit).x;
     }
     return probability(logit, token.softmax);
 }

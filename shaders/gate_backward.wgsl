@@ -17,7 +17,7 @@ fn logit_of(token: Token, e: u32) -> f32 {
 
 fn score(token: Token, e: u32) -> f32 {
     if (SIGMOID) {
-        return sigmoid(logit_of(token, e));
+        return sigmoid_pair(logit_of(token, e)).x;
     }
     return probability(logit_of(token, e), token.softmax);
 }
@@ -38,8 +38,8 @@ fn expert_gradient(token: Token, e: u32) -> f32 {
         if (load_ids(token.slots + slot) == e) {
             var own = slot_gradient(token, slot);
             if (SIGMOID) {
-                let s = score(token, e);
-                own *= s * (1.0 - s);
+                let s = sigmoid_pair(logit_of(token, e));
+                own *= s.x * s.y;
             }
             sum += own;
         }

@@ -8,7 +8,7 @@ fn source_start(row: u32) -> u32 {
     return load_index(row) / params.index_div * params.cols;
 }
 
-/// A 16-bit element.
+// A 16-bit element.
 fn half_of(i: u32) -> u32 {
     return (load_src(i >> 1u) >> ((i & 1u) * 16u)) & 0xffffu;
 }
@@ -31,7 +31,7 @@ fn whole(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index)
     }
 }
 
-/// Two elements a word. A row has the words that begin in it, so the last may end in the next row.
+// Two elements a word. A row has the words that begin in it, so the last may end in the next row.
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn halves(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let group = group_index(wid);

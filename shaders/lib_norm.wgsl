@@ -1,12 +1,12 @@
 // Euclidean norms that neither overflow nor vanish: elements are scaled by a power of two before they are squared.
 
-/// The shift that brings the largest magnitude into [1, 2), or as near as a normal power of two can.
+// The shift that brings the largest magnitude into [1, 2), or as near as a normal power of two can.
 fn norm_shift(largest: u32) -> i32 {
     return clamp(127 - i32(largest >> 23u), -126, 126);
 }
 
-/// Bits of the norm, from the largest magnitude and the sum of squares of elements scaled by its shift. Infinite where an
-/// element was not finite; otherwise in the finite positive range, or 0 for a row of zeros.
+// Bits of the norm, from the largest magnitude and the sum of squares of elements scaled by its shift. Infinite where an
+// element was not finite; otherwise in the finite positive range, or 0 for a row of zeros.
 fn norm_bits(largest: u32, squares: f32) -> u32 {
     if (largest >= INFINITY_BITS) {
         return INFINITY_BITS;

@@ -1,29 +1,27 @@
-// Reductions over a workgroup, in an order that depends on nothing but its size. Every invocation gets the result, and takes part:
-// there are barriers inside.
+// Reductions over a workgroup: every invocation takes part and gets the result. The order of additions depends on nothing but
+// WORKGROUP_SIZE.
 
-var<workgroup> sum_lanes: array<f32, WORKGROUP_SIZE>;
-var<workgroup> max_lanes: array<u32, WORKGROUP_SIZE>;
+var<workgroup> lane_sums: array<f32, WORKGROUP_SIZE>;
+var<workgroup> lane_maxima: array<u32, WORKGROUP_SIZE>;
 
 fn workgroup_sum(lane: u32, value: f32) -> f32 {
-    sum_lanes[lane] = value;
-    workgroupBarrier();
+    lane_sums[lane] = value;
     for (var width = WORKGROUP_SIZE / 2u; width > 0u; width /= 2u) {
-        if (lane < width) {
-            sum_lanes[lane] += sum_lanes[lane + width];
-        }
         workgroupBarrier();
+        if (lane < width) {
+            lane_sums[lane] += lane_sums[lane + width];
+        }
     }
-    return workgroupUniformLoad(&sum_lanes[0]);
+    return workgroupUniformLoad(&lane_sums[0]);
 }
 
 fn workgroup_max(lane: u32, value: u32) -> u32 {
-    max_lanes[lane] = value;
-    workgroupBarrier();
+    lane_maxima[lane] = value;
     for (var width = WORKGROUP_SIZE / 2u; width > 0u; width /= 2u) {
-        if (lane < width) {
-            max_lanes[lane] = max(max_lanes[lane], max_lanes[lane + width]);
-        }
         workgroupBarrier();
+        if (lane < width) {
+            lane_maxima[lane] = max(lane_maxima[lane], lane_maxima[lane + width]);
+        }
     }
-    return workgroupUniformLoad(&max_lanes[0]);
+    return workgroupUniformLoad(&lane_maxima[0]);
 }

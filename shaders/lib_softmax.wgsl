@@ -1,4 +1,4 @@
-// Softmax of a row of `logits`, which are bound as bits. Needs lib_exp and lib_reduce.
+// Softmax of a row of `logits`, which are bound as bits. Needs lib_sigmoid and lib_reduce.
 
 /// Orders as the float with these bits: equal zeros, NaN above every number.
 fn order_key(bits: u32) -> u32 {
@@ -24,6 +24,14 @@ struct Softmax {
     sum: f32,
 }
 
+/// `e^(logit - top)`, NaN where one of them is.
+fn exp_below(logit: f32, top: f32) -> f32 {
+    if (is_nan(logit) || is_nan(top)) {
+        return nan();
+    }
+    return exp_minus(top - logit);
+}
+
 fn row_softmax(lane: u32, first: u32, experts: u32) -> Softmax {
     var key = 0u;
     for (var e = lane; e < experts; e += WORKGROUP_SIZE) {
@@ -35,13 +43,13 @@ fn row_softmax(lane: u32, first: u32, experts: u32) -> Softmax {
     }
     var sum = 0.0;
     for (var e = lane; e < experts; e += WORKGROUP_SIZE) {
-        sum += exp_of_negative(bitcast<f32>(load_logits(first + e)) - top);
+        sum += exp_below(bitcast<f32>(load_logits(first + e)), top);
     }
     return Softmax(top, workgroup_sum(lane, sum));
 }
 
 fn probability(logit: f32, softmax: Softmax) -> f32 {
-    return exp_of_negative(logit - softmax.top) / softmax.sum;
+    return exp_below(logit, softmax.top) / softmax.sum;
 }
 
 fn log_sum_exp(softmax: Softmax) -> f32 {
@@ -50,5 +58,5 @@ fn log_sum_exp(softmax: Softmax) -> f32 {
     }
     // One step of Newton's method: `log` is wrong by up to 2^-21 next to 1.
     let log_sum = max(log(softmax.sum), 0.0);
-    return softmax.top + (log_sum + (softmax.sum * exp_of_negative(-log_sum) - 1.0));
+    return softmax.top + (log_sum + (softmax.sum * exp_minus(log_sum) - 1.0));
 }

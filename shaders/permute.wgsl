@@ -35,7 +35,7 @@ fn sum_blocks(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_i
     for (var block = first; block < last; block++) {
         sum += load_table(start + block);
     }
-    var before = workgroup_prefix(lane, sum);
+    var before = scan(lane, sum) - sum;
     for (var block = first; block < last; block++) {
         let pairs = load_table(start + block);
         store_table(start + block, before);
@@ -58,7 +58,7 @@ fn sum_experts(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_
     for (var expert = first; expert < last; expert++) {
         sum += load_counts(expert);
     }
-    var before = workgroup_prefix(lane, sum);
+    var before = scan(lane, sum) - sum;
     for (var expert = first; expert < last; expert++) {
         store_offsets(expert, before);
         before += load_counts(expert);
@@ -68,8 +68,8 @@ fn sum_experts(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_
     }
 }
 
-/// One workgroup a block, tile by tile: a pair's row is its expert's first row, and the pairs of the same expert in earlier
-/// blocks, in earlier tiles and earlier in the tile.
+// One workgroup a block, tile by tile: a pair's row is its expert's first row, and the pairs of the same expert in earlier
+// blocks, in earlier tiles and earlier in the tile.
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn move_pairs(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let block = group_index(wid);

@@ -30,13 +30,13 @@ fn hash(column: u32) -> u32 {
     return v ^ (v >> 16u);
 }
 
-/// An element with its sign as the projection has it.
+// An element with its sign as the projection has it.
 fn signed(r: u32, column: u32, bit: u32) -> f32 {
     let flip = (~hashes[column] << (31u - bit)) & 0x80000000u;
     return bitcast<f32>(tile[r * STRIDE + column] ^ flip);
 }
 
-/// The sum of this invocation's row and projection, each row scaled by its shift.
+// The sum of this invocation's row and projection, each row scaled by its shift.
 fn project(first_row: u32, lane: u32) -> f32 {
     let r = lane / BITS;
     let bit = lane % BITS;
@@ -75,7 +75,7 @@ fn project(first_row: u32, lane: u32) -> f32 {
     return sum;
 }
 
-/// Bit i of the rank in reflected binary Gray order is the parity of the code's bits from i on.
+// Bit i of the rank in reflected binary Gray order is the parity of the code's bits from i on.
 fn gray_rank(code: u32) -> u32 {
     var rank = code ^ (code >> 1u);
     rank ^= rank >> 2u;

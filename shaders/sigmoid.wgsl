@@ -3,6 +3,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     let group = group_index(wid);
     let i = group * WORKGROUP_SIZE + lane;
     if (group < params.groups && i < params.len) {
-        store_s(i, sigmoid(load_z(i)));
+        store_s(i, sigmoid_pair(load_z(i)).x);
     }
 }

@@ -10,7 +10,7 @@ use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::kernel::RouterLoss;
 use crate::tensor::DType;
 
-static PASSES: Source = source!("router_loss", ["lib_exp", "lib_reduce", "lib_softmax"]);
+static PASSES: Source = source!("router_loss", ["lib_sigmoid", "lib_reduce", "lib_softmax"]);
 static TOTAL: Source = source!("router_loss_total", ["lib_reduce"]);
 
 /// Tokens that one invocation adds up: 1/64 of the logits is what their sums take.

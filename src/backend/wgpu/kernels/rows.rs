@@ -225,7 +225,8 @@ pub(super) fn dots<'a>(
     let (rows, cols) = (args.rows, args.cols);
     let a = elements("a", &[rows.div_ceil(args.a_div), cols])?;
     let b = elements("b", &[stored, cols])?;
-    (u32_of("a", a)?, u32_of("b", b)?);
+    u32_of("a", a)?;
+    u32_of("b", b)?;
     let (offsets, groups) = match offsets {
         Some((buffer, groups)) => (offsets_of(buffer, groups)?, groups),
         None => (Arg::optional_u32("offsets", None, 0)?, 0),
