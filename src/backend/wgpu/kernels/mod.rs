@@ -1,17 +1,23 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
-mod permute;
-mod rows;
-mod swiglu;
+mod gemm;
 mod optim;
+mod permute;
 mod router;
 mod router_loss;
-mod gemm;
+mod rows;
+mod swiglu;
 
 // stub until the tuner is merged
-pub(super) fn check_variant(_: Option<&str>) -> Result<()> { Ok(()) }
-pub(super) fn gemm_variants() -> Vec<&'static str> { vec![] }
-pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> { vec![] }
+pub(super) fn check_variant(_: Option<&str>) -> Result<()> {
+    Ok(())
+}
+pub(super) fn gemm_variants() -> Vec<&'static str> {
+    vec![]
+}
+pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> {
+    vec![]
+}
 mod demand;
 mod score;
 mod select;
@@ -19,8 +25,8 @@ mod systematic;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
-use crate::kernel::Kernel;
 use crate::Result;
+use crate::kernel::Kernel;
 
 /// Encodes a kernel.
 pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
