@@ -154,7 +154,8 @@ impl Context {
         let errors = [validation, memory, internal].map(|scope| pollster::block_on(scope.pop()));
         match errors.into_iter().flatten().next() {
             None => self.alive().map(|()| value),
-            Some(error) => Err(self.failed(command, &error.to_string())),
+            // On a lost device whatever is made is invalid, and that is what is reported.
+            Some(error) => self.check_alive().and_then(|()| Err(self.failed(command, &error.to_string()))),
         }
     }
 

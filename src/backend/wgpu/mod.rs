@@ -301,15 +301,21 @@ impl Inner {
         self.pending().push(Arc::clone(pending));
     }
 
-    /// Reports what the checks of recordings before `sequence` found; they have run.
+    /// Reports what the checks found of recordings before `sequence`, which have run, and whose fences are gone: nobody waits
+    /// for them any more.
     fn settle(&self, sequence: u64) -> Result<()> {
-        let ended: Vec<_> = {
+        let settled: Vec<_> = {
             let mut pending = self.pending();
-            let (ended, rest) = pending.drain(..).partition(|pending| pending.sequence < sequence);
-            *pending = rest;
-            ended
+            let abandoned = |p: &mut Arc<Pending>| p.sequence < sequence && Arc::strong_count(p) == 1;
+            pending.extract_if(.., abandoned).collect()
         };
-        ended.iter().map(|pending| pending.outcome()).fold(Ok(()), Result::and)
+        settled.iter().map(|pending| pending.outcome()).fold(Ok(()), Result::and)
+    }
+
+    /// Reports what the checks of a recording found that has run.
+    fn settle_own(&self, own: &Arc<Pending>) -> Result<()> {
+        self.pending().retain(|pending| !Arc::ptr_eq(pending, own));
+        own.outcome()
     }
 
     /// Encodes and submits.
@@ -370,8 +376,7 @@ impl Backend for WgpuBackend {
             inner.context.wait_for(Some(last.clone()), "wait")?;
         }
         match &fence.checks {
-            // Those before have run too, and theirs come first.
-            Some(checks) => inner.settle(checks.sequence).and(checks.outcome()),
+            Some(checks) => inner.settle_own(checks),
             None => Ok(()),
         }
     }
