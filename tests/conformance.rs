@@ -38,6 +38,8 @@ mod rows_refused;
 mod score;
 #[path = "conformance/select.rs"]
 mod select;
+#[path = "conformance/select_bits.rs"]
+mod select_bits;
 #[cfg(feature = "wgpu")]
 #[path = "conformance/shaders.rs"]
 mod shaders;
@@ -102,7 +104,15 @@ fn main() -> std::process::ExitCode {
 
 /// What relates the results of several dispatches.
 fn properties() -> Vec<Property> {
-    [gemm::properties(), swiglu::properties(), router::properties(), rows::properties(), buffers::properties()].concat()
+    [
+        gemm::properties(),
+        swiglu::properties(),
+        router::properties(),
+        rows::properties(),
+        select_bits::properties(),
+        buffers::properties(),
+    ]
+    .concat()
 }
 
 fn on(

@@ -51,7 +51,8 @@ fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
     Ok(Box::new(On { backend, label: "wgpu".into(), factor: device::WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into() }))
 }
 
-fn cpu() -> std::result::Result<Box<dyn Runner>, String> {
+/// The CPU, which every other device is compared with.
+pub fn cpu() -> std::result::Result<Box<dyn Runner>, String> {
     Ok(Box::new(On { backend: device::cpu(), label: "cpu".into(), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))
 }
 

@@ -9,10 +9,9 @@ const SIZE_BITS: u32 = 40;
 
 /// A pair of finite score that may be drawn.
 struct Listed {
-    /// Key of the token, its global id, slot.
-    place: (u32, u64, usize),
+    /// Key of the token, its global id, slot, row: no two are alike, whatever the ids.
+    place: (u32, u64, usize, usize),
     size: u128,
-    row: usize,
 }
 
 /// A positive finite f32 as `mantissa * 2^(exponent - 150)`.
@@ -41,6 +40,14 @@ fn offset(random: u64, sum: u128) -> u128 {
     (high * random + ((low * random) >> 32)) >> 32
 }
 
+/// `a / b` rounded once, for `a > b`: a quotient in f64 would round twice, and devices without f64 could not follow.
+fn ratio(a: u128, b: u128) -> f32 {
+    const BITS: u32 = 26;
+    let (quotient, rest) = ((a << BITS) / b, (a << BITS) % b);
+    // A last bit that tells of a rest keeps halves apart from what is just above them.
+    (quotient | u128::from(rest != 0)) as f32 / (1u32 << BITS) as f32
+}
+
 /// The rows retained of `candidates`, by score, with their weights: exactly `quota` of them, which must be below the number of candidates.
 pub(super) fn draw(
     candidates: Vec<Candidate>,
@@ -58,9 +65,8 @@ pub(super) fn draw(
     }
     let largest = finite.iter().map(|&(Reverse(bits), ..)| bits).max().unwrap_or(0);
     let listed = |(Reverse(bits), token, slot, row): Candidate| Listed {
-        place: (key(row), token, slot),
+        place: (key(row), token, slot, row),
         size: size(bits, largest),
-        row,
     };
     let mut rest: Vec<Listed> = finite.into_iter().map(listed).collect();
     let mut sum = rest.iter().map(|pair| pair.size).sum::<u128>();
@@ -71,7 +77,7 @@ pub(super) fn draw(
         rest.retain(|pair| {
             let certain = pair.size * bar >= total;
             if certain {
-                rows.push((pair.row, 1.0));
+                rows.push((pair.place.3, 1.0));
                 slots -= 1;
                 sum -= pair.size;
             }
@@ -89,7 +95,7 @@ pub(super) fn draw(
         at += length;
         if at >= sum {
             at -= sum;
-            rows.push((pair.row, (sum as f64 / length as f64) as f32));
+            rows.push((pair.place.3, ratio(sum, length)));
         }
     }
     rows

@@ -52,6 +52,8 @@ pub(super) enum Place {
     Index { name: &'static str, limit: u64 },
     /// Ascending offsets up to a number of rows.
     Offsets { rows: usize },
+    /// Quotas that sum up to a capacity at most.
+    Capacity { rows: usize },
 }
 
 impl Place {
@@ -61,6 +63,10 @@ impl Place {
         match self {
             _ if flags == 0 => None,
             Self::Index { name, limit } => Some(Error::argument(name, words.get(1)?, format!("below {limit}"))),
+            Self::Capacity { rows } => {
+                let allowed = format!("at most the capacity of {rows} rows");
+                Some(Error::shape("sum of quotas", words.get(1)?, allowed))
+            }
             Self::Offsets { .. } if flags & 1 != 0 => Some(Error::argument(
                 "offsets",
                 format!("{} before a smaller value", words.get(1)?),
@@ -165,6 +171,39 @@ impl Encoder<'_> {
             ],
             groups: groups_of(rows, WORKGROUP as usize),
             args: vec![entries, offsets, Arg::atomic("faults", &faults, place as usize + WORDS)?],
+            cost: u64::from(WORKGROUP) * 8,
+        })
+    }
+
+    /// Checks that the last of the offsets of retained rows is within their capacity. The error comes when the recording has run.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a buffer of another type or fewer entries.
+    pub(crate) fn check_capacity(&mut self, kept_offsets: &WgpuBuffer, groups: usize, capacity: usize) -> Result<()> {
+        let entries = offset_count(groups)?;
+        let last = Arg::u32("index", kept_offsets, entries)?.window(groups..entries);
+        // No sum of 32 bits is beyond such a capacity.
+        let Some(limit) = u32::try_from(capacity).ok().and_then(|capacity| capacity.checked_add(1)) else {
+            return Ok(());
+        };
+        let Some((faults, place)) = self.place(Place::Capacity { rows: capacity })? else { return Ok(()) };
+        self.launch(Launch {
+            source: &CHECK_INDEX,
+            entry: "main",
+            workgroup: WORKGROUP,
+            constants: vec![("NONE_ALLOWED", Constant::Bool(false))],
+            params: vec![
+                ("place", Param::U32(place)),
+                ("experts", Param::U32(0)),
+                ("rows", Param::U32(1)),
+                ("limit", Param::U32(limit)),
+            ],
+            groups: 1,
+            args: vec![
+                last,
+                Arg::optional_u32("offsets", None, 0)?,
+                Arg::atomic("faults", &faults, place as usize + WORDS)?,
+            ],
             cost: u64::from(WORKGROUP) * 8,
         })
     }

@@ -112,6 +112,13 @@ impl<'a> Arg<'a> {
         buffer.map_or_else(|| Ok(Self::absent(name, DType::U32)), |buffer| Self::u32(name, buffer, elements))
     }
 
+    /// The same elements of 32 bits, seen as bits.
+    #[must_use]
+    pub(crate) fn as_bits(mut self) -> Self {
+        self.view = View::Bits;
+        self
+    }
+
     /// Binds only elements `first..last` of those asked for; the kernel's indices start at `first`.
     ///
     /// 16-bit elements begin at an even one.

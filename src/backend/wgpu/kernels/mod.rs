@@ -1,22 +1,32 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
-mod permute;
-mod rows;
-mod swiglu;
+mod gemm;
 mod optim;
+mod permute;
 mod router;
 mod router_loss;
-mod gemm;
+mod rows;
+mod swiglu;
 
 // stub until the tuner is merged
-pub(super) fn check_variant(_: Option<&str>) -> Result<()> { Ok(()) }
-pub(super) fn gemm_variants() -> Vec<&'static str> { vec![] }
-pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> { vec![] }
+pub(super) fn check_variant(_: Option<&str>) -> Result<()> {
+    Ok(())
+}
+pub(super) fn gemm_variants() -> Vec<&'static str> {
+    vec![]
+}
+pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> {
+    vec![]
+}
+mod demand;
+mod score;
+mod select;
+mod systematic;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
+use crate::Result;
 use crate::kernel::Kernel;
-use crate::{Error, Result};
 
 /// Encodes a kernel.
 pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
@@ -41,9 +51,8 @@ pub(super) fn dispatch(kernel: &Kernel<WgpuBuffer>, to: &mut Encoder<'_>) -> Res
         Kernel::GroupedForward(args) => gemm::grouped_forward(args, to),
         Kernel::GroupedDgrad(args) => gemm::grouped_dgrad(args, to),
         Kernel::GroupedWgrad(args) => gemm::grouped_wgrad(args, to),
-        other => Err(Error::Unsupported {
-            what: format!("kernel `{}`", other.name()),
-            why: "not written for wgpu yet".into(),
-        }),
+        Kernel::Score(args) => score::score(args, to),
+        Kernel::Demand(args) => demand::demand(args, to),
+        Kernel::Select(args) => select::select(args, to),
     }
 }

@@ -1,0 +1,126 @@
+//! The load recalibration metric: raw scores by row, then mean and floor by expert.
+
+use super::demand::check_expert_rows;
+use crate::backend::wgpu::buffer::WgpuBuffer;
+use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::encode::Encoder;
+use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
+use crate::backend::wgpu::shader::{Constant, Param, Source, source};
+use crate::backend::{Buffer, elements};
+use crate::kernel::{Metric, Score};
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+static FACTOR: Source = source!("score_factor", ["lib_wide", "lib_exact"]);
+static RAW: Source = source!("score", ["lib_wide", "lib_exact"]);
+static MEAN: Source = source!("score_mean", ["lib_wide", "lib_exact", "lib_size"]);
+static FLOOR: Source = source!("score_floor");
+
+/// Invocations of a workgroup where each takes a row.
+const ROWS: u32 = 64;
+
+/// Invocations of a workgroup that takes an expert.
+const EXPERT: u32 = 256;
+
+/// Number of a metric in `score.wgsl`.
+fn number(metric: Metric) -> u32 {
+    match metric {
+        Metric::Product => 0,
+        Metric::Full => 1,
+        Metric::GateGrad => 2,
+        Metric::Gate => 3,
+        Metric::Uniform => 4,
+    }
+}
+
+pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
+    let (rows, experts) = (args.rows, args.experts);
+    let tokens = args.d_norm.len();
+    if args.top_k == 0 {
+        return Err(Error::argument("top_k", 0, "1 or more"));
+    }
+    let pairs = elements("pairs", &[tokens, args.top_k])?;
+    let full = match (&args.x_norm, &args.kappa) {
+        (Some(x_norm), Some(kappa)) if args.metric == Metric::Full => Some((x_norm, kappa)),
+        _ if args.metric == Metric::Full => {
+            return Err(Error::argument("metric", "full", "`x_norm` and `kappa` given, or another metric"));
+        }
+        _ => None,
+    };
+    check_expert_rows(to, rows)?;
+    let params = vec![
+        ("rows", Param::U32(u32_of("rows", rows)?)),
+        ("experts", Param::U32(u32_of("experts", experts)?)),
+        ("top_k", Param::U32(u32_of("top_k", args.top_k)?)),
+    ];
+    let offsets = Arg::u32("offsets", &args.offsets, elements("groups", &[experts])? + 1)?;
+    let pair_of_row = Arg::u32("pair_of_row", &args.pair_of_row, rows)?;
+    let weights = Arg::f32("weights", &args.weights, pairs)?.as_bits();
+    let d_norm = Arg::f32("d_norm", &args.d_norm, tokens)?.as_bits();
+    let h_norm = Arg::f32("h_norm", &args.h_norm, rows)?.as_bits();
+    let score = Arg::f32("score", &args.score, rows)?.as_bits();
+    let mean = Arg::f32("mean", &args.mean, experts)?.as_bits();
+    to.check_offsets(&args.offsets, experts, rows)?;
+    to.check_index(Index {
+        name: "pair_of_row",
+        buffer: &args.pair_of_row,
+        rows: Extent::Used(&args.offsets, experts, rows),
+        div: 1,
+        limit: pairs,
+        none: false,
+    })?;
+
+    let factors = full.map(|_| to.scratch("score factors", DType::U32, elements("score factors", &[rows, 2])?));
+    let factors = factors.transpose()?;
+    let by_row = |source, constants, args| Launch {
+        source,
+        entry: "main",
+        workgroup: ROWS,
+        constants,
+        params: params.clone(),
+        args,
+        groups: groups_of(rows, ROWS as usize),
+        cost: u64::from(ROWS) * 128,
+    };
+    if let (Some((x_norm, kappa)), Some(factors)) = (full, &factors) {
+        to.launch(by_row(
+            &FACTOR,
+            vec![],
+            vec![
+                h_norm.clone(),
+                Arg::f32("x_norm", x_norm, tokens)?.as_bits(),
+                Arg::f32("kappa", kappa, experts)?.as_bits(),
+                pair_of_row.clone(),
+                offsets.clone(),
+                Arg::u32("factor", factors, 2 * rows)?,
+            ],
+        ))?;
+    }
+    to.launch(by_row(
+        &RAW,
+        vec![("METRIC", Constant::U32(number(args.metric)))],
+        vec![
+            weights.clone(),
+            d_norm.clone(),
+            h_norm,
+            Arg::optional_u32("factor", factors.as_ref(), 2 * rows)?,
+            pair_of_row.clone(),
+            offsets.clone(),
+            score.clone(),
+        ],
+    ))?;
+    let floors = to.scratch("score floors", DType::U32, experts)?;
+    let floors = Arg::u32("floors", &floors, experts)?;
+    let floor = ("floor", Param::U32(args.floor.max(0.0).to_bits()));
+    to.launch(Launch {
+        source: &MEAN,
+        entry: "main",
+        workgroup: EXPERT,
+        constants: vec![],
+        params: params.iter().copied().chain([floor]).collect(),
+        args: vec![score.clone(), offsets.clone(), mean, floors.clone(), weights, d_norm, pair_of_row],
+        groups: experts as u64,
+        cost: super::demand::expert_cost(rows, experts, 128),
+    })?;
+    to.launch(by_row(&FLOOR, vec![], vec![score, offsets, floors]))
+}

@@ -1,0 +1,153 @@
+//! Selection is integer arithmetic on the bits of scores: every device retains the pairs that the CPU does, with its weights, bit for
+//! bit. The cases are larger than an oracle that sorts u128 sizes would like, and full of ties.
+
+use lrmoe::DType::{F32, U32};
+use lrmoe::kernel::{DEMAND_BINS, DEMAND_COUNTS, DEMAND_SUMS, Demand, SELECT_STATS, Select, SelectRule};
+use lrmoe::rng::{PairKey, PairStream};
+
+use crate::devices::{Runner, cpu};
+use crate::support::rng::Rng;
+use crate::table::{Case, Property, offsets};
+
+const COUNTS: [usize; 6] = [1700, 0, 1, 257, 256, 900];
+const TOP_K: usize = 4;
+
+/// One positive score.
+type Draw = fn(&mut Rng) -> f32;
+
+/// Kinds of scores; some of each are then infinite or 0.
+const KINDS: [(&str, Draw); 6] = [
+    ("typical", |rng| rng.normal().exp() as f32),
+    ("equal", |_| 1.0),
+    ("few values", |rng| [0.1, 0.5, 0.75, 3.0][rng.below(4)]),
+    ("any exponent", |rng| f32::from_bits(1 + rng.below(0x7f7f_ffff) as u32)),
+    ("subnormal", |rng| f32::from_bits(1 + rng.below(0x0080_0010) as u32)),
+    ("heavy tail", |rng| (8.0 * rng.normal()).exp() as f32),
+];
+
+const RULES: [SelectRule; 5] = [
+    SelectRule::TopQ,
+    SelectRule::Systematic,
+    SelectRule::Unbiased,
+    SelectRule::Mixed { certain: 0.3 },
+    SelectRule::Mixed { certain: 0.999 },
+];
+
+fn scores(rng: &mut Rng, draw: Draw, special: bool) -> Vec<f32> {
+    let mut one = |_| match rng.below(40) {
+        0 if special => f32::INFINITY,
+        1 if special => 0.0,
+        _ => draw(rng),
+    };
+    (0..COUNTS.iter().sum()).map(&mut one).collect()
+}
+
+/// A selection, with the quotas as a function of the load; `own_ids` brings ids of which many are equal.
+fn select(seed: u64, rule: SelectRule, draw: Draw, quota: fn(usize) -> usize, own_ids: bool) -> Case {
+    let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
+    let (rows, experts) = (COUNTS.iter().sum::<usize>(), COUNTS.len());
+    let scores = scores(&mut rng, draw, seed % 2 == 0);
+    let tokens = rows.div_ceil(TOP_K) + 1;
+    let pairs = tokens * TOP_K;
+    let mut pair_of_row: Vec<u32> = (0..pairs as u32).collect();
+    (1..pairs).rev().for_each(|i| pair_of_row.swap(i, rng.below(i + 1)));
+    pair_of_row.truncate(rows);
+    let ids: Vec<u32> = (0..2 * tokens).map(|word| rng.below(if word % 2 == 0 { 5 } else { 3 }) as u32).collect();
+    let keys: Vec<u32> = (0..tokens).map(|_| rng.below(7) as u32).collect();
+    let g: Vec<f32> = (0..pairs).map(|_| rng.normal() as f32).collect();
+    let quotas: Vec<u32> = COUNTS.iter().map(|&count| quota(count) as u32).collect();
+    let capacity = quotas.iter().sum::<u32>() as usize;
+    let args = Select {
+        rows,
+        experts,
+        top_k: TOP_K,
+        capacity,
+        rule,
+        weight_cap: if seed.is_multiple_of(3) { 2.5 } else { f32::INFINITY },
+        stream: PairStream::new(&PairKey { seed, step: 11, call_id: 0, layer: 5 }),
+        first_token: u64::from(u32::MAX) - 100,
+        score: case.f32("score", &scores),
+        mean: case.f32("mean", &[1.0; COUNTS.len()]),
+        quotas: case.u32("quotas", &quotas),
+        pair_of_row: case.u32("pair_of_row", &pair_of_row),
+        offsets: case.u32("offsets", &offsets(&COUNTS)),
+        weights: case.f32("weights", &g),
+        token_ids: case.optional_u32("token_ids", own_ids.then_some(&ids)),
+        order: case.optional_u32("order", (rule == SelectRule::Systematic).then_some(&keys)),
+        kept_offsets: case.out("kept_offsets", U32, experts + 1),
+        row: case.out("row", U32, capacity),
+        pair: case.out("pair", U32, capacity),
+        weight: case.out("weight", F32, capacity),
+        scale: case.out("scale", F32, capacity),
+        kept_of_pair: case.out_exact("kept_of_pair", U32, pairs),
+        stats: case.out("stats", F32, experts * SELECT_STATS),
+    };
+    case.run(args);
+    case
+}
+
+fn demand(seed: u64, draw: Draw) -> Case {
+    let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
+    let experts = COUNTS.len();
+    let scores = scores(&mut rng, draw, true);
+    let means: Vec<f32> = (0..experts).map(|_| draw(&mut rng)).collect();
+    let args = Demand {
+        rows: scores.len(),
+        experts,
+        score: case.f32("score", &scores),
+        mean: case.f32("mean", &means),
+        offsets: case.u32("offsets", &offsets(&COUNTS)),
+        histogram: case.out("histogram", U32, experts * DEMAND_BINS),
+        sums: case.out("sums", F32, experts * DEMAND_SUMS),
+        counts: case.out("counts", U32, experts * DEMAND_COUNTS),
+    };
+    case.run(args);
+    case
+}
+
+/// Bits of all buffers but `except`, which is floating-point sums, equal those of the CPU.
+fn agree(case: &Case, except: &str, runner: &dyn Runner) -> Result<(), String> {
+    let (got, want) = (case.bits(runner)?, case.bits(&*cpu()?)?);
+    for (((name, _), got), want) in
+        case.buffers().iter().zip(&got).zip(&want).filter(|((buffer, _), _)| buffer.0 != except)
+    {
+        if let Some(i) = (0..got.len()).find(|&i| got[i] != want[i]) {
+            return Err(format!("`{name}`[{i}] is {:#x}, on the CPU {:#x}", got[i], want[i]));
+        }
+    }
+    Ok(())
+}
+
+fn selections(runner: &dyn Runner) -> Result<(), String> {
+    let quotas: [(&str, fn(usize) -> usize); 4] = [
+        ("half", |count| count / 2),
+        ("one", |count| count.min(1)),
+        ("nearly all", |count| count - count / 16),
+        ("a twentieth", |count| count.div_ceil(20)),
+    ];
+    let mut seed = 0;
+    for (kind, draw) in KINDS {
+        for rule in RULES {
+            for (label, quota) in quotas {
+                seed += 1;
+                let case = select(seed, rule, draw, quota, (seed / 2) % 2 == 0);
+                agree(&case, "stats", runner).map_err(|why| format!("{kind}, {rule:?}, {label}: {why}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn histograms(runner: &dyn Runner) -> Result<(), String> {
+    KINDS.into_iter().zip(0..).try_for_each(|((kind, draw), seed)| {
+        agree(&demand(seed, draw), "sums", runner).map_err(|why| format!("{kind}: {why}"))
+    })
+}
+
+/// Properties of this family.
+pub fn properties() -> Vec<Property> {
+    vec![
+        Property { name: "select::bits_are_those_of_the_cpu", check: selections },
+        Property { name: "demand::histograms_are_those_of_the_cpu", check: histograms },
+    ]
+}
