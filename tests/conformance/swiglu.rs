@@ -198,8 +198,10 @@ fn sigmoids() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut values =
         vec![0.0, -0.0, 1e-40, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 20.0, -20.0, 89.0, -89.0, -104.0];
+    // Where the range reduction of e^x has to be exact.
+    values.extend([-36.36, -72.43]);
     let mut rng = Rng::new(23);
-    values.extend((0..289).map(|_| (3.0 * rng.normal()) as f32));
+    values.extend((0..287).map(|_| (3.0 * rng.normal()) as f32));
     for (name, len) in [("special and random values", values.len()), ("one", 1), ("none", 0)] {
         let mut case = Case::new(name);
         let (z, s) = (case.f32("z", &values), case.out("s", F32, len));
