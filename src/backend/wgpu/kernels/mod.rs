@@ -1,6 +1,7 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
 mod demand;
+mod experts;
 mod score;
 mod select;
 mod systematic;
