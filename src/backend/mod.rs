@@ -163,3 +163,11 @@ fn check_len(buffer: &impl Buffer, needed: usize) -> Result<()> {
 fn wrong_type(buffer: &impl Buffer, expected: &str) -> Error {
     Error::shape(format!("element type of `{}`", buffer.name()), buffer.dtype(), expected)
 }
+
+/// What rows of an index are divided by.
+fn divisor(name: &str, value: usize) -> Result<u32> {
+    match u32::try_from(value) {
+        Ok(value) if value > 0 => Ok(value),
+        _ => Err(Error::argument(name, value, "1 to 2^32 - 1")),
+    }
+}

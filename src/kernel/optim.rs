@@ -1,5 +1,8 @@
 //! Optimizer kernels.
 
+use crate::Error;
+use crate::tensor::DType;
+
 /// Elements of a block of [`SumSquares`].
 pub const SUM_SQUARES_BLOCK: usize = 4096;
 
@@ -51,6 +54,14 @@ kernel! {
             /// f32: second moment.
             v: Buf,
         }
+    }
+}
+
+impl<Buf> AdamW<Buf> {
+    /// The error where weights of this type do not go with the master weights, or with there being none.
+    pub(crate) fn wrong_storage(&self, weight: DType) -> Error {
+        let got = format!("{weight}, {} master", if self.master.is_some() { "with" } else { "without" });
+        Error::shape("weight of adamw", got, "f32 without master, or bf16 or f16 with one")
     }
 }
 

@@ -1,5 +1,7 @@
 //! Router kernels: selection, gradients, losses, and the gate of a shared expert.
 
+use crate::{Error, Result};
+
 /// Selection and weighting rule of the router: constants of [`Gate`] and [`GateBackward`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateRule {
@@ -15,6 +17,23 @@ pub struct GateRule {
     pub norm_eps: f32,
     /// Factor on the final weights.
     pub scaling: f32,
+}
+
+impl GateRule {
+    /// Whether `top_k` of `experts` can be chosen by this rule.
+    pub(crate) fn check(&self, experts: usize, top_k: usize) -> Result<()> {
+        if self.n_group == 0 || !experts.is_multiple_of(self.n_group) {
+            return Err(Error::argument("n_group", self.n_group, format!("a divisor of {experts} experts")));
+        }
+        if self.topk_group == 0 || self.topk_group > self.n_group {
+            return Err(Error::argument("topk_group", self.topk_group, format!("1 to {}", self.n_group)));
+        }
+        let candidates = experts / self.n_group * self.topk_group;
+        if top_k == 0 || top_k > candidates {
+            return Err(Error::argument("top_k", top_k, format!("1 to {candidates}")));
+        }
+        Ok(())
+    }
 }
 
 kernel! {

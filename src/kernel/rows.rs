@@ -1,5 +1,7 @@
 //! Row kernels: permutation, compaction, combine, norms, dot products, casts.
 
+use crate::{Error, Result};
+
 kernel! {
     /// Stable counting sort of pairs by expert. Entries [`NONE`](super::NONE) are left out.
     Permute {
@@ -81,6 +83,17 @@ kernel! {
             /// f32 `[T, cols]`.
             out: Buf,
         }
+    }
+}
+
+impl<Buf> Combine<Buf> {
+    /// Refuses anything but a row for each token where there is no index.
+    pub(crate) fn check_rows(&self, stored: usize) -> Result<()> {
+        if self.row_of_pair.is_none() && (self.top_k != 1 || stored < self.tokens) {
+            let expected = format!("1 row for each of {} tokens where `row_of_pair` is absent", self.tokens);
+            return Err(Error::shape("rows of combine", format!("{stored} rows, top_k {}", self.top_k), expected));
+        }
+        Ok(())
     }
 }
 

@@ -163,6 +163,7 @@ pub fn cases() -> Vec<Case> {
         (c("fault 27 mask", 20, 8, 2, normalised).masked(), Losses::Both),
         (c("masked sigmoid", 20, 8, 2, SIGMOID).masked(), Losses::Both),
         (c("k = E", 9, 5, 5, normalised), Losses::Aux),
+        (c("thousands of experts", 3, 5000, 6, normalised), Losses::Both),
         (c("one expert", 3, 1, 1, normalised), Losses::Both),
         (c("one token", 1, 6, 2, SOFTMAX), Losses::Both),
         (c("no tokens", 0, 6, 2, SOFTMAX), Losses::Both),

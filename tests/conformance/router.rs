@@ -164,6 +164,9 @@ fn calls() -> Vec<Call> {
     (far[3], far[60]) = (0.25, 0.25 + step);
     let mut close = vec![-1.0; 64];
     (close[3], close[60], close[61]) = (0.7, f32::from_bits(0.7f32.to_bits() + 2), 0.7);
+    let (mut special_groups, mut infinite) = (vec![0.0; 16], vec![0.0; 16]);
+    special_groups[11] = f32::NAN;
+    (infinite[0], infinite[9]) = (f32::INFINITY, f32::INFINITY);
     vec![
         c("softmax", 50, 8, 2, SOFTMAX),
         c("softmax normalised and scaled", 50, 8, 3, GateRule { scaling: 1.7, ..normalised }),
@@ -186,6 +189,10 @@ fn calls() -> Vec<Call> {
         c("one expert", 5, 1, 1, normalised),
         c("k = E", 9, 5, 5, SIGMOID),
         c("odd sizes", 65, 13, 5, normalised),
+        c("hundreds of experts", 5, 700, 10, SIGMOID),
+        c("thousands of experts", 3, 5000, 6, normalised),
+        c("thousands of experts in groups", 3, 4096, 8, GateRule { n_group: 64, topk_group: 16, ..SIGMOID })
+            .biased(&ramp(4096)),
         Call::token("ties go to the lower index", &[0.5, 1.0, 0.5, 1.0, 0.5, 1.0], 4, SOFTMAX),
         Call::token("all equal", &[0.25; 9], 4, SIGMOID),
         Call::token("zeros of both signs are equal", &[-0.0, 0.0, -0.0, 0.0], 3, SIGMOID),
@@ -201,6 +208,15 @@ fn calls() -> Vec<Call> {
             GateRule { normalise: false, ..SIGMOID },
         ),
         Call::token("infinity against NaN", &[f32::INFINITY, f32::NAN, 3.0, f32::NEG_INFINITY], 3, SIGMOID),
+        Call::token("NaN before infinity", &[3.0, f32::INFINITY, f32::NAN, f32::INFINITY], 3, SOFTMAX),
+        Call::token("NaN before an infinite bias", &[0.0, f32::NAN, 0.0, 1.0], 3, SIGMOID).biased(&[
+            f32::INFINITY,
+            0.0,
+            f32::INFINITY,
+            f32::NAN,
+        ]),
+        Call::token("a group of NaN before infinite ones", &special_groups, 2, GateRule { topk_group: 1, ..grouped })
+            .biased(&infinite),
         Call::token("infinite bias", &[0.0; 4], 2, SIGMOID).biased(&[f32::NEG_INFINITY, 0.0, f32::INFINITY, 0.5]),
         Call::token("minus infinity", &[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 1.0], 3, SOFTMAX),
         Call::token("huge logits", &[3e38, -3e38, 1e38, 0.0], 3, SOFTMAX),

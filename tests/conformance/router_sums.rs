@@ -175,6 +175,7 @@ pub fn cases() -> Vec<Case> {
         c("typical", 30, 8),
         c("fault 19 large", 1000, 65),
         c("fault 27 mask", 64, 8).masked(),
+        c("thousands of experts", 70, 5000),
         c("one token", 1, 5),
         c("one expert", 7, 1),
         c("no tokens", 0, 3),

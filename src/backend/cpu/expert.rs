@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::buffer::{CpuBuffer, Read};
 use super::gemm::{self, Rows};
 use super::math::{ROW_CHUNK, dot, norm_from_squares, sigmoid, vectorised};
-use crate::backend::elements;
+use crate::backend::{divisor, elements};
 use crate::kernel::{GroupedDgrad, GroupedForward, GroupedWgrad, SwiGlu, SwiGluBackward};
 use crate::{Error, Result};
 
@@ -39,13 +39,6 @@ pub(super) fn used_rows(offsets: &[u32], rows: usize) -> Result<usize> {
         return Err(Error::shape("last offset", used, format!("at most {rows} rows")));
     }
     Ok(used)
-}
-
-fn divisor(name: &str, value: usize) -> Result<u32> {
-    match u32::try_from(value) {
-        Ok(value) if value > 0 => Ok(value),
-        _ => Err(Error::argument(name, value, "1 to 2^32 - 1")),
-    }
 }
 
 pub(super) fn grouped_forward(args: &GroupedForward<CpuBuffer>) -> Result<()> {

@@ -47,10 +47,7 @@ pub(super) fn adamw(args: &AdamW<CpuBuffer>) -> Result<()> {
         }
         (HostData::BF16(weight), Some(master)) => with_master(step, master.f32(len)?, &mut weight[..len], state),
         (HostData::F16(weight), Some(master)) => with_master(step, master.f32(len)?, &mut weight[..len], state),
-        (other, master) => {
-            let got = format!("{}, {} master", other.dtype(), if master.is_some() { "with" } else { "without" });
-            return Err(Error::shape("weight of adamw", got, "f32 without master, or bf16 or f16 with one"));
-        }
+        (other, _) => return Err(args.wrong_storage(other.dtype())),
     }
     Ok(())
 }

@@ -25,26 +25,23 @@ fn softmax(logits: &[f32], out: &mut [f32]) -> f32 {
     max + sum.ln() as f32
 }
 
-fn check_rule(rule: &GateRule, experts: usize, top_k: usize) -> Result<()> {
-    if rule.n_group == 0 || !experts.is_multiple_of(rule.n_group) {
-        return Err(Error::argument("n_group", rule.n_group, format!("a divisor of {experts} experts")));
-    }
-    if rule.topk_group == 0 || rule.topk_group > rule.n_group {
-        return Err(Error::argument("topk_group", rule.topk_group, format!("1 to {}", rule.n_group)));
-    }
-    let candidates = experts / rule.n_group * rule.topk_group;
-    if top_k == 0 || top_k > candidates {
-        return Err(Error::argument("top_k", top_k, format!("1 to {candidates}")));
-    }
-    Ok(())
-}
-
 /// The best `k` of the candidates by falling key, earlier candidates first among equals. NaN comes before every number, as
 /// in torch: a spoilt router shows in the output instead of starving an expert in silence.
 struct Best {
     k: usize,
-    keys: Vec<f32>,
+    keys: Vec<i32>,
     ids: Vec<u32>,
+}
+
+/// An integer that orders as the key: equal zeros, NaN above infinity.
+#[inline(always)]
+fn rank(key: f32) -> i32 {
+    if key.is_nan() {
+        return i32::MAX;
+    }
+    // Adding zero leaves one zero.
+    let bits = (key + 0.0).to_bits() as i32;
+    bits ^ ((bits >> 31) & i32::MAX)
 }
 
 impl Best {
@@ -59,7 +56,7 @@ impl Best {
 
     #[inline(always)]
     fn offer(&mut self, id: usize, key: f32) {
-        let key = if key.is_nan() { f32::INFINITY } else { key };
+        let key = rank(key);
         if self.keys.len() == self.k && self.keys.last().is_some_and(|&last| key <= last) {
             return;
         }
@@ -128,7 +125,7 @@ impl Selector {
             for (id, &key) in keys.iter().enumerate() {
                 self.in_group.offer(id, key);
             }
-            self.groups.offer(group, self.in_group.keys.iter().sum());
+            self.groups.offer(group, self.in_group.ids.iter().map(|&id| keys[id as usize]).sum());
         }
         self.groups.ids.sort_unstable();
         for &group in &self.groups.ids {
@@ -151,7 +148,7 @@ pub(super) fn gate(args: &Gate<CpuBuffer>) -> Result<()> {
         (args.logits.read()?, read_optional(args.bias.as_ref())?, read_optional(args.mask.as_ref())?);
     let (mut ids, mut weights) = (args.ids.write()?, args.weights.write()?);
     let (experts, top_k, rule) = (args.experts, args.top_k, args.rule);
-    check_rule(&rule, experts, top_k)?;
+    rule.check(experts, top_k)?;
     let logits = logits.f32(elements("logits", &[args.tokens, experts])?)?;
     let bias = optional_f32(bias.as_ref(), experts)?;
     let mask = optional_u32(mask.as_ref(), args.tokens)?;
@@ -186,7 +183,7 @@ pub(super) fn gate_backward(args: &GateBackward<CpuBuffer>) -> Result<()> {
     let aux = read_optional(args.aux.as_ref())?;
     let mut d_logits = args.d_logits.write()?;
     let (experts, top_k, rule) = (args.experts, args.top_k, args.rule);
-    check_rule(&rule, experts, top_k)?;
+    rule.check(experts, top_k)?;
     let total = elements("logits", &[args.tokens, experts])?;
     elements("tokens of one task", &[ROW_CHUNK, experts])?;
     let pairs = elements("pairs", &[args.tokens, top_k])?;

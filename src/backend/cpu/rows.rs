@@ -175,17 +175,10 @@ pub(super) fn combine(args: &Combine<CpuBuffer>) -> Result<()> {
     let row_of_pair = optional_u32(row_of_pair.as_ref(), pairs)?;
     let weights = optional_f32(weights.as_ref(), pairs)?;
     let stored = args.rows.len_rows(cols);
-    match row_of_pair {
-        Some(index) => {
-            if let Some(&row) = index.iter().find(|&&row| row != NONE && row as usize >= stored) {
-                return Err(out_of_range("row_of_pair", row, stored));
-            }
-        }
-        None if top_k != 1 || stored < args.tokens => {
-            let expected = format!("1 row for each of {} tokens where `row_of_pair` is absent", args.tokens);
-            return Err(Error::shape("rows of combine", format!("{stored} rows, top_k {top_k}"), expected));
-        }
-        None => {}
+    args.check_rows(stored)?;
+    let outside = |row: u32| row != NONE && row as usize >= stored;
+    if let Some(&row) = row_of_pair.and_then(|index| index.iter().find(|&&row| outside(row))) {
+        return Err(out_of_range("row_of_pair", row, stored));
     }
     let rows = rows.f32(elements("rows", &[stored, cols])?)?;
     let out = out.f32(elements("out", &[args.tokens, cols])?)?;

@@ -85,6 +85,12 @@ impl<'a> Arg<'a> {
         Self::new(name, buffer, View::Bits, elements)
     }
 
+    /// The bits of the first `elements` of an f32 buffer.
+    pub(crate) fn f32_bits(name: &'static str, buffer: &'a WgpuBuffer, elements: usize) -> Result<Self> {
+        expect(buffer, DType::F32)?;
+        Self::new(name, buffer, View::Bits, elements)
+    }
+
     /// All words of a buffer of any type; a window of it still counts elements.
     pub(crate) fn words(name: &'static str, buffer: &'a WgpuBuffer) -> Self {
         Self { name, buffer: Some(buffer), view: View::Bits, first: 0, last: buffer.len() }

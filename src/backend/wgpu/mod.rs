@@ -21,7 +21,10 @@ mod pipelines;
 mod read;
 mod shader;
 mod timestamps;
+mod tuning;
+mod unroll;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -35,6 +38,8 @@ use context::{Bounds, Context};
 use encode::{Chunk, Encoder};
 use pipelines::{BindGroups, Pipelines};
 use timestamps::Timer;
+use tuning::Tuner;
+pub use tuning::{ChoiceSource, ChosenVariant, Tune};
 
 use super::pool::Pool;
 use super::{Backend, Caps};
@@ -62,6 +67,12 @@ pub struct WgpuOptions {
     pub binding_bytes: Option<u64>,
     /// Workgroups of a dispatch in one dimension, where the device's own limit is to be undercut.
     pub grid: Option<u32>,
+    /// Whether kernel variants are chosen by measured time.
+    pub tune: Tune,
+    /// Where measured choices are kept; `lrmoe` in the user's cache directory where absent.
+    pub cache_dir: Option<PathBuf>,
+    /// Variant of the grouped GEMMs, one of [`WgpuBackend::gemm_variants`], wherever device and shape allow it.
+    pub gemm_variant: Option<String>,
 }
 
 impl Default for WgpuOptions {
@@ -75,6 +86,9 @@ impl Default for WgpuOptions {
             time_limit: Duration::from_secs(60),
             binding_bytes: None,
             grid: None,
+            tune: Tune::Auto,
+            cache_dir: None,
+            gemm_variant: None,
         }
     }
 }
@@ -96,6 +110,7 @@ pub(crate) struct Inner {
     pool: Arc<Pool<Memory>>,
     groups: Arc<BindGroups>,
     pipelines: Arc<Pipelines>,
+    tuner: Tuner,
     chunks: Mutex<Vec<Chunk>>,
     pending: Mutex<Vec<Arc<Pending>>>,
     sequence: AtomicU64,
@@ -116,6 +131,7 @@ fn bounds(options: &WgpuOptions) -> Result<Bounds> {
     if options.grid == Some(0) {
         return Err(Error::argument("grid", 0, "1 or more"));
     }
+    kernels::check_variant(options.gemm_variant.as_deref())?;
     Ok(Bounds { binding_bytes: options.binding_bytes, grid: options.grid })
 }
 
@@ -162,8 +178,15 @@ impl WgpuBackend {
         groups: Arc<BindGroups>,
     ) -> Result<Self> {
         context.check_alive()?;
+        let caps = adapter::caps(&context.info, &context.device.limits());
+        let measures = match options.tune {
+            Tune::Auto => context.owned && !context.profile.software,
+            Tune::Off => false,
+            Tune::Measure => context.owned,
+        };
         let inner = Inner {
-            caps: adapter::caps(&context.info, &context.device.limits()),
+            tuner: Tuner::new(measures, options.cache_dir.as_deref(), &caps.device),
+            caps,
             context,
             pool: Pool::new(Accountant::new(options.budget)),
             options,
@@ -174,6 +197,16 @@ impl WgpuBackend {
             sequence: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Names of the variants of the grouped GEMMs, for [`WgpuOptions::gemm_variant`].
+    pub fn gemm_variants() -> Vec<&'static str> {
+        kernels::gemm_variants()
+    }
+
+    /// The variants that kernels have been run with, and those that will be used first.
+    pub fn chosen_variants(&self) -> Vec<ChosenVariant> {
+        kernels::chosen_variants(&self.inner)
     }
 
     /// The device, to work beside this backend or to share its buffers.

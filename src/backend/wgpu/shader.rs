@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use super::unroll::unroll;
 use crate::tensor::DType;
 
 /// A file of `shaders/`, with the libraries that stand in front of it.
@@ -169,7 +170,7 @@ impl Specialisation {
             text.push_str(OFFSETS);
         }
         for part in self.texts {
-            text.push_str(part);
+            unroll(part, &self.constants, &mut text);
         }
         text
     }

@@ -1,0 +1,50 @@
+//! What the wgpu backend does beside running kernels: hosts' devices, limits, budgets, lost devices, times. One trial each,
+//! ignored with the reason where there is no adapter.
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use lrmoe::{WgpuBackend, WgpuOptions};
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod host;
+mod limits;
+mod lost;
+mod memory;
+mod step;
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::from_args();
+    let trials = [host::trials(), limits::trials(), lost::trials(), memory::trials()].into_iter().flatten().collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Result of a trial: what is wrong, in words.
+type Outcome = Result<(), String>;
+
+/// A trial that is ignored where there is no adapter.
+fn trial(name: &'static str, run: fn() -> Outcome) -> Trial {
+    Trial::ignorable_test(name, move || match support::device::wgpu() {
+        Err(reason) => Ok(Completion::ignored_with(reason)),
+        Ok(_) => run().map(|()| Completion::Completed).map_err(Failed::from),
+    })
+}
+
+/// The device that trials share, with options of their own.
+fn backend(options: WgpuOptions) -> Result<WgpuBackend, String> {
+    support::device::wgpu_with(WgpuOptions { poison: true, ..options })
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// An error, or what is wrong where there is none.
+fn refused<T>(what: &str, result: lrmoe::Result<T>) -> Result<lrmoe::Error, String> {
+    result.err().ok_or_else(|| format!("{what} was accepted"))
+}
+
+/// What a trial found is what it should be.
+fn holds(what: impl std::fmt::Display, condition: bool) -> Outcome {
+    if condition { Ok(()) } else { Err(format!("not so: {what}")) }
+}
