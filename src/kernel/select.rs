@@ -24,14 +24,14 @@ pub enum Metric {
 /// Systematic sampling with probability proportional to size from an ordered list (W. G. Madow, "On the theory of systematic
 /// sampling, II", Annals of Mathematical Statistics 20(3), 1949): evenly spaced marks on the line of all sizes, laid end to end. Every
 /// stretch of the list is retained in proportion, so where neighbours in the list have similar gradients the errors of dropped and
-/// weighted pairs cancel (*implicit stratification*). The list is ordered by key, global token id and slot.
+/// weighted pairs cancel (*implicit stratification*). The list is ordered by key, global token id, slot and row.
 ///
 /// - Infinite scores come first, with weight 1. If they fill the quota, the first in the order of choice are all there is.
 /// - A finite score m has the size `s = max(1, round(2^40 m / m_max))`, halves rounded up, `m_max` the expert's largest finite score. From
 ///   here on everything is integer, so the result depends on keys, scores and the draw alone.
 /// - `q` slots are left for sizes that sum to `S`. The largest size is certain while `s q >= S`: it has weight 1 and takes a slot and its
 ///   size with it. Equal sizes go the same way.
-/// - Any other pair has inclusion probability `q s / S < 1` and weight `S / (q s)`. With `C` the running sum of sizes and `U` uniform in
+/// - Any other pair has inclusion probability `q s / S < 1` and weight `S / (q s)`, rounded once. With `C` the running sum of sizes and `U` uniform in
 ///   `0..S`, it is retained where `floor((C q + U) / S)` grows from before the pair to behind it: exactly q times. `U` is
 ///   [`PairStream::expert_bits`](crate::rng::PairStream::expert_bits)` * S / 2^64`, rounded down.
 ///
@@ -137,7 +137,7 @@ kernel! {
 kernel! {
     /// Selection within the quotas and compaction of the result, in forward row order.
     ///
-    /// Order of choice: bits of the score or priority falling, global token id, slot. Exactly `min(quota, eligible)` pairs of each expert.
+    /// Order of choice: bits of the score or priority falling, global token id, slot, row. Exactly `min(quota, eligible)` pairs of each expert.
     Select {
         params {
             /// R.

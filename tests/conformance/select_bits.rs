@@ -15,6 +15,9 @@ const TOP_K: usize = 4;
 /// One positive score.
 type Draw = fn(&mut Rng) -> f32;
 
+/// Quota of an expert of so many rows.
+type Quota = fn(usize) -> usize;
+
 /// Kinds of scores; some of each are then infinite or 0.
 const KINDS: [(&str, Draw); 6] = [
     ("typical", |rng| rng.normal().exp() as f32),
@@ -43,10 +46,10 @@ fn scores(rng: &mut Rng, draw: Draw, special: bool) -> Vec<f32> {
 }
 
 /// A selection, with the quotas as a function of the load; `own_ids` brings ids of which many are equal.
-fn select(seed: u64, rule: SelectRule, draw: Draw, quota: fn(usize) -> usize, own_ids: bool) -> Case {
+fn select(seed: u64, rule: SelectRule, draw: Draw, quota: Quota, own_ids: bool) -> Case {
     let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
     let (rows, experts) = (COUNTS.iter().sum::<usize>(), COUNTS.len());
-    let scores = scores(&mut rng, draw, seed % 2 == 0);
+    let scores = scores(&mut rng, draw, seed.is_multiple_of(2));
     let tokens = rows.div_ceil(TOP_K) + 1;
     let pairs = tokens * TOP_K;
     let mut pair_of_row: Vec<u32> = (0..pairs as u32).collect();
@@ -119,7 +122,7 @@ fn agree(case: &Case, except: &str, runner: &dyn Runner) -> Result<(), String> {
 }
 
 fn selections(runner: &dyn Runner) -> Result<(), String> {
-    let quotas: [(&str, fn(usize) -> usize); 4] = [
+    let quotas: [(&str, Quota); 4] = [
         ("half", |count| count / 2),
         ("one", |count| count.min(1)),
         ("nearly all", |count| count - count / 16),
@@ -130,7 +133,7 @@ fn selections(runner: &dyn Runner) -> Result<(), String> {
         for rule in RULES {
             for (label, quota) in quotas {
                 seed += 1;
-                let case = select(seed, rule, draw, quota, (seed / 2) % 2 == 0);
+                let case = select(seed, rule, draw, quota, (seed / 2).is_multiple_of(2));
                 agree(&case, "stats", runner).map_err(|why| format!("{kind}, {rule:?}, {label}: {why}"))?;
             }
         }

@@ -209,6 +209,30 @@ mod tests {
     }
 
     #[test]
+    fn pairs_of_one_id_and_slot_are_listed_by_row() {
+        let mut alike = candidates(&[0.7; 12]);
+        alike.iter_mut().for_each(|candidate| candidate.1 = 3);
+        alike.reverse();
+        let rows = draw(alike, 4, |_| 0, 1 << 62);
+        assert_eq!(rows, [(2, 3.0), (5, 3.0), (8, 3.0), (11, 3.0)]);
+    }
+
+    #[test]
+    fn ratios_are_rounded_once() {
+        assert_eq!(ratio(3, 2), 1.5);
+        // Next to halfway between 1 and the next number: f64 would not see the rest, and an even result would be 1.
+        let unit = 1u128 << 60;
+        assert_eq!(ratio(unit + (unit >> 24), unit), 1.0);
+        assert_eq!(ratio(unit + (unit >> 24) + 1, unit), 1.0 + f32::EPSILON);
+        let mut rng = Philox::new(5, 0);
+        for _ in 0..10_000 {
+            let (a, b) = (u128::from(rng.next_u32()) << 30 | 1, u128::from(rng.next_u32()) | 1);
+            let exact = a as f64 / b as f64;
+            assert!((f64::from(ratio(a, b)) / exact - 1.0).abs() <= 6e-8, "{a} / {b}");
+        }
+    }
+
+    #[test]
     fn equal_scores_give_every_qth_of_the_list() {
         let rows = draw(candidates(&[0.7; 12]), 4, |row| 11 - row as u32, 1 << 62);
         // The marks stand a quarter of a step in, counted from the end of a list of falling keys.

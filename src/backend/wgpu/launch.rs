@@ -114,7 +114,7 @@ impl<'a> Arg<'a> {
 
     /// The same elements of 32 bits, seen as bits.
     #[must_use]
-    pub(crate) fn as_bits(mut self) -> Self {
+    pub(crate) fn into_bits(mut self) -> Self {
         self.view = View::Bits;
         self
     }

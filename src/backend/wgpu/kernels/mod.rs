@@ -19,6 +19,7 @@ pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> {
     vec![]
 }
 mod demand;
+mod experts;
 mod score;
 mod select;
 mod systematic;

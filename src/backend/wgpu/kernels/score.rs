@@ -1,6 +1,6 @@
 //! The load recalibration metric: raw scores by row, then mean and floor by expert.
 
-use super::demand::check_expert_rows;
+use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost};
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::checks::{Extent, Index};
 use crate::backend::wgpu::encode::Encoder;
@@ -15,12 +15,6 @@ static FACTOR: Source = source!("score_factor", ["lib_wide", "lib_exact"]);
 static RAW: Source = source!("score", ["lib_wide", "lib_exact"]);
 static MEAN: Source = source!("score_mean", ["lib_wide", "lib_exact", "lib_size"]);
 static FLOOR: Source = source!("score_floor");
-
-/// Invocations of a workgroup where each takes a row.
-const ROWS: u32 = 64;
-
-/// Invocations of a workgroup that takes an expert.
-const EXPERT: u32 = 256;
 
 /// Number of a metric in `score.wgsl`.
 fn number(metric: Metric) -> u32 {
@@ -47,7 +41,7 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
         }
         _ => None,
     };
-    check_expert_rows(to, rows)?;
+    check_rows(to, rows)?;
     let params = vec![
         ("rows", Param::U32(u32_of("rows", rows)?)),
         ("experts", Param::U32(u32_of("experts", experts)?)),
@@ -55,11 +49,11 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     ];
     let offsets = Arg::u32("offsets", &args.offsets, elements("groups", &[experts])? + 1)?;
     let pair_of_row = Arg::u32("pair_of_row", &args.pair_of_row, rows)?;
-    let weights = Arg::f32("weights", &args.weights, pairs)?.as_bits();
-    let d_norm = Arg::f32("d_norm", &args.d_norm, tokens)?.as_bits();
-    let h_norm = Arg::f32("h_norm", &args.h_norm, rows)?.as_bits();
-    let score = Arg::f32("score", &args.score, rows)?.as_bits();
-    let mean = Arg::f32("mean", &args.mean, experts)?.as_bits();
+    let weights = Arg::f32("weights", &args.weights, pairs)?.into_bits();
+    let d_norm = Arg::f32("d_norm", &args.d_norm, tokens)?.into_bits();
+    let h_norm = Arg::f32("h_norm", &args.h_norm, rows)?.into_bits();
+    let score = Arg::f32("score", &args.score, rows)?.into_bits();
+    let mean = Arg::f32("mean", &args.mean, experts)?.into_bits();
     to.check_offsets(&args.offsets, experts, rows)?;
     to.check_index(Index {
         name: "pair_of_row",
@@ -75,12 +69,12 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     let by_row = |source, constants, args| Launch {
         source,
         entry: "main",
-        workgroup: ROWS,
+        workgroup: ROW_WORKGROUP,
         constants,
         params: params.clone(),
         args,
-        groups: groups_of(rows, ROWS as usize),
-        cost: u64::from(ROWS) * 128,
+        groups: groups_of(rows, ROW_WORKGROUP as usize),
+        cost: u64::from(ROW_WORKGROUP) * 128,
     };
     if let (Some((x_norm, kappa)), Some(factors)) = (full, &factors) {
         to.launch(by_row(
@@ -88,8 +82,8 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
             vec![],
             vec![
                 h_norm.clone(),
-                Arg::f32("x_norm", x_norm, tokens)?.as_bits(),
-                Arg::f32("kappa", kappa, experts)?.as_bits(),
+                Arg::f32("x_norm", x_norm, tokens)?.into_bits(),
+                Arg::f32("kappa", kappa, experts)?.into_bits(),
                 pair_of_row.clone(),
                 offsets.clone(),
                 Arg::u32("factor", factors, 2 * rows)?,
@@ -115,12 +109,12 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     to.launch(Launch {
         source: &MEAN,
         entry: "main",
-        workgroup: EXPERT,
+        workgroup: EXPERT_WORKGROUP,
         constants: vec![],
         params: params.iter().copied().chain([floor]).collect(),
         args: vec![score.clone(), offsets.clone(), mean, floors.clone(), weights, d_norm, pair_of_row],
         groups: experts as u64,
-        cost: super::demand::expert_cost(rows, experts, 128),
+        cost: cost(rows, experts, 128),
     })?;
     to.launch(by_row(&FLOOR, vec![], vec![score, offsets, floors]))
 }

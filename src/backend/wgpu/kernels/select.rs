@@ -1,6 +1,6 @@
 //! Selection within the quotas: keys, the last pair that each expert retains, weights, and the retained rows compacted.
 
-use super::demand::{check_expert_rows, expert_cost};
+use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost};
 use super::systematic;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::checks::{Extent, Index};
@@ -25,12 +25,6 @@ const _: () = assert!(SELECT_STATS == 5);
 
 /// Words of an expert's plan, see `lib_plan.wgsl`.
 const PLAN_WORDS: usize = 16;
-
-/// Invocations of a workgroup where each takes a row.
-const ROWS: u32 = 64;
-
-/// Invocations of a workgroup that takes an expert: as many as digits of its radix selection.
-const EXPERT: u32 = 256;
 
 /// Number of a rule in `lib_plan.wgsl`.
 fn number(rule: SelectRule) -> u32 {
@@ -68,12 +62,18 @@ pub(super) struct Parts<'a> {
 impl<'a> Parts<'a> {
     /// A launch with one invocation a row.
     pub(super) fn by_row(&self, source: &'static Source, args: Vec<Arg<'a>>) -> Launch<'a> {
-        self.launch(source, ROWS, groups_of(self.rows, ROWS as usize), u64::from(ROWS) * 256, args)
+        self.launch(
+            source,
+            ROW_WORKGROUP,
+            groups_of(self.rows, ROW_WORKGROUP as usize),
+            u64::from(ROW_WORKGROUP) * 256,
+            args,
+        )
     }
 
     /// A launch with one workgroup an expert.
     pub(super) fn by_expert(&self, source: &'static Source, args: Vec<Arg<'a>>) -> Launch<'a> {
-        self.launch(source, EXPERT, self.experts as u64, expert_cost(self.rows, self.experts, 1024), args)
+        self.launch(source, EXPERT_WORKGROUP, self.experts as u64, cost(self.rows, self.experts, 1024), args)
     }
 
     fn launch(
@@ -99,7 +99,7 @@ pub(super) fn select(args: &Select<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
     if args.rule == SelectRule::Systematic && args.order.is_none() {
         return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
     }
-    check_expert_rows(to, rows)?;
+    check_rows(to, rows)?;
     let outputs = Outputs::new(args, pairs)?;
     let order = Arg::optional_u32("order", args.order.as_ref(), tokens)?;
     let quotas = Arg::u32("quotas", &args.quotas, experts)?;
@@ -111,7 +111,7 @@ pub(super) fn select(args: &Select<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
         experts,
         params: params(args)?,
         offsets,
-        score: Arg::f32("score", &args.score, rows)?.as_bits(),
+        score: Arg::f32("score", &args.score, rows)?.into_bits(),
         pair_of_row: Arg::u32("pair_of_row", &args.pair_of_row, rows)?,
         token_ids: Arg::optional_u32("token_ids", args.token_ids.as_ref(), elements("token_ids", &[tokens, 2])?)?,
         plan: Arg::u32("plan", &plan, experts * PLAN_WORDS)?,
@@ -193,12 +193,12 @@ impl<'a> Outputs<'a> {
             kept_offsets: Arg::u32("kept_offsets", &args.kept_offsets, elements("groups", &[experts])? + 1)?,
             row: Arg::u32("row", &args.row, capacity)?,
             pair: Arg::u32("pair", &args.pair, capacity)?,
-            weight: Arg::f32("weight", &args.weight, capacity)?.as_bits(),
-            scale: Arg::f32("scale", &args.scale, capacity)?.as_bits(),
+            weight: Arg::f32("weight", &args.weight, capacity)?.into_bits(),
+            scale: Arg::f32("scale", &args.scale, capacity)?.into_bits(),
             kept_of_pair: Arg::u32("kept_of_pair", &args.kept_of_pair, pairs)?,
             stats: Arg::f32("stats", &args.stats, elements("stats", &[experts, SELECT_STATS])?)?,
-            mean: Arg::f32("mean", &args.mean, experts)?.as_bits(),
-            weights: Arg::f32("weights", &args.weights, pairs)?.as_bits(),
+            mean: Arg::f32("mean", &args.mean, experts)?.into_bits(),
+            weights: Arg::f32("weights", &args.weights, pairs)?.into_bits(),
             most: capacity.min(args.rows),
         })
     }
@@ -223,7 +223,7 @@ impl<'a> Outputs<'a> {
         to.fill(&args.kept_of_pair, NONE)?;
         let scale =
             vec![self.kept_offsets.clone(), self.pair, self.weight, self.weights, self.scale, self.kept_of_pair];
-        to.launch(Launch { groups: groups_of(self.most, ROWS as usize), ..parts.by_row(&SCALE, scale) })?;
+        to.launch(Launch { groups: groups_of(self.most, ROW_WORKGROUP as usize), ..parts.by_row(&SCALE, scale) })?;
         let (score, chosen) = (parts.score.clone(), parts.chosen.clone());
         to.launch(parts.by_expert(&STATS, vec![self.kept_offsets, self.row, chosen, score, self.mean, self.stats]))
     }
