@@ -1,11 +1,12 @@
 //! Checks of index data on the device, and the errors they become once a recording has run.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
 use super::launch::{Arg, Launch, groups_of, u32_of};
+use super::mapping::Mapping;
 use super::shader::{Constant, Param, Source, source};
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -82,36 +83,25 @@ impl Place {
 pub(super) struct Pending {
     /// Order of submission.
     pub(super) sequence: u64,
-    staging: wgpu::Buffer,
+    words: Mapping,
     places: Vec<Place>,
-    mapped: Arc<AtomicBool>,
     outcome: OnceLock<Option<Error>>,
 }
 
 impl Pending {
     /// Asks for the words of a staging buffer that a submitted copy fills.
     pub(super) fn new(sequence: u64, staging: wgpu::Buffer, places: Vec<Place>) -> Arc<Self> {
-        let mapped = Arc::new(AtomicBool::new(false));
-        let done = Arc::clone(&mapped);
-        staging.map_async(wgpu::MapMode::Read, .., move |result| done.store(result.is_ok(), Ordering::Release));
-        Arc::new(Self { sequence, staging, places, mapped, outcome: OnceLock::new() })
+        Arc::new(Self { sequence, words: Mapping::new(staging), places, outcome: OnceLock::new() })
     }
 
     /// What the checks found; call it when the recording has run.
-    pub(super) fn outcome(&self) -> Result<()> {
+    pub(super) fn outcome(&self, limit: Duration) -> Result<()> {
         let outcome = self.outcome.get_or_init(|| {
-            if !self.mapped.load(Ordering::Acquire) {
-                return Some(Error::Device { command: "checks".into(), reason: "results cannot be read".into() });
+            let words = self.words.read(limit, bytemuck::pod_collect_to_vec::<u8, u32>);
+            match words {
+                Ok(words) => self.places.iter().zip(words.chunks(WORDS)).find_map(|(place, words)| place.error(words)),
+                Err(error) => Some(error),
             }
-            let found = match self.staging.get_mapped_range(..) {
-                Ok(view) => {
-                    let words: Vec<u32> = bytemuck::pod_collect_to_vec(&view);
-                    self.places.iter().zip(words.chunks(WORDS)).find_map(|(place, words)| place.error(words))
-                }
-                Err(error) => Some(Error::Device { command: "checks".into(), reason: error.to_string() }),
-            };
-            self.staging.unmap();
-            found
         });
         outcome.clone().map_or(Ok(()), Err)
     }

@@ -17,6 +17,7 @@ mod context;
 mod encode;
 mod kernels;
 mod launch;
+mod mapping;
 mod pipelines;
 mod read;
 mod shader;
@@ -309,13 +310,13 @@ impl Inner {
             let abandoned = |p: &mut Arc<Pending>| p.sequence < sequence && Arc::strong_count(p) == 1;
             pending.extract_if(.., abandoned).collect()
         };
-        settled.iter().map(|pending| pending.outcome()).fold(Ok(()), Result::and)
+        settled.iter().map(|pending| pending.outcome(self.options.time_limit)).fold(Ok(()), Result::and)
     }
 
     /// Reports what the checks of a recording found that has run.
     fn settle_own(&self, own: &Arc<Pending>) -> Result<()> {
         self.pending().retain(|pending| !Arc::ptr_eq(pending, own));
-        own.outcome()
+        own.outcome(self.options.time_limit)
     }
 
     /// Encodes and submits.
@@ -331,8 +332,8 @@ impl Inner {
                 Command::Copy { src, dst } => encoder.copy(src, dst)?,
             }
         }
-        let submitted = encoder.finish()?;
-        if let Some(timer) = &submitted.timer {
+        let mut submitted = encoder.finish()?;
+        if let Some(timer) = &mut submitted.timer {
             timer.map();
         }
         Ok(WgpuFence { last: submitted.last, checks: submitted.checks, timer: submitted.timer })
@@ -389,6 +390,6 @@ impl Backend for WgpuBackend {
     fn timings(&self, fence: &WgpuFence) -> Option<Vec<Duration>> {
         fence.timer.as_ref()?;
         self.inner.context.wait_for(fence.last.clone(), "timings").ok()?;
-        fence.timer.as_ref()?.times()
+        fence.timer.as_ref()?.times(self.inner.options.time_limit)
     }
 }

@@ -1,13 +1,11 @@
 //! Host memory to the device and back.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use half::{bf16, f16};
 
 use super::Inner;
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
+use super::mapping::Mapping;
 use crate::backend::{Buffer, check_range, range_len};
 use crate::tensor::{DType, HostData};
 use crate::{Error, Result};
@@ -110,8 +108,7 @@ impl Inner {
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         };
-        let mapped = Arc::new(AtomicBool::new(false));
-        let (staging, last) = context.scoped("read", || {
+        let (mapping, last) = context.scoped("read", || {
             let staging = context.device.create_buffer(&descriptor);
             let mut encoder =
                 context.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("lrmoe read") });
@@ -119,23 +116,12 @@ impl Inner {
                 encoder.copy_buffer_to_buffer(&buffer.memory().buffer, begin, &staging, 0, end - begin);
             }
             let last = context.queue.submit([encoder.finish()]);
-            let done = Arc::clone(&mapped);
-            staging.map_async(wgpu::MapMode::Read, .., move |result| done.store(result.is_ok(), Ordering::Release));
-            (staging, last)
+            (Mapping::new(staging), last)
         })?;
         context.wait_for(Some(last), "read")?;
         self.settle(before)?;
-        if !mapped.load(Ordering::Acquire) {
-            context.check_alive()?;
-            return Err(Error::Device {
-                command: "read".into(),
-                reason: format!("`{}` cannot be mapped", buffer.name()),
-            });
-        }
-        let view = staging
-            .get_mapped_range(..)
-            .map_err(|error| Error::Device { command: "read".into(), reason: error.to_string() })?;
         let skip = (first - begin) as usize;
-        Ok(from_bytes(dtype, &view[skip..skip + len * element]))
+        let elements = |bytes: &[u8]| from_bytes(dtype, &bytes[skip..skip + len * element]);
+        mapping.read(context.time_limit, elements).or_else(|error| context.check_alive().and(Err(error)))
     }
 }

@@ -1,10 +1,9 @@
 //! Times of commands, taken on the device where it can.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::context::Context;
+use super::mapping::Mapping;
 
 /// Queries of one set at most.
 const QUERIES: u32 = wgpu::QUERY_SET_MAX_QUERIES;
@@ -22,7 +21,7 @@ pub(super) struct Timer {
     /// A command that found no query left makes the times of all unknown.
     full: bool,
     nanoseconds: f64,
-    mapped: Arc<AtomicBool>,
+    mapping: Option<Mapping>,
 }
 
 impl Timer {
@@ -52,7 +51,7 @@ impl Timer {
             pairs: Vec::new(),
             full: false,
             nanoseconds: context.queue.get_timestamp_period().into(),
-            mapped: Arc::new(AtomicBool::new(false)),
+            mapping: None,
         })
     }
 
@@ -111,20 +110,18 @@ impl Timer {
     }
 
     /// Asks for the times of a submitted recording.
-    pub(super) fn map(&self) {
-        let mapped = Arc::clone(&self.mapped);
-        self.staging.map_async(wgpu::MapMode::Read, .., move |result| mapped.store(result.is_ok(), Ordering::Release));
+    pub(super) fn map(&mut self) {
+        self.mapping = Some(Mapping::new(self.staging.clone()));
     }
 
     /// Time of each command, of a recording that has run; None where not all were measured.
-    pub(super) fn times(&self) -> Option<Vec<Duration>> {
-        if self.full || !self.mapped.load(Ordering::Acquire) {
+    pub(super) fn times(&self, limit: Duration) -> Option<Vec<Duration>> {
+        if self.full {
             return None;
         }
         let mut times = vec![Duration::ZERO; self.commands];
         let mut measured = vec![false; self.commands];
-        let view = self.staging.get_mapped_range(..).ok()?;
-        let stamps: Vec<u64> = bytemuck::pod_collect_to_vec(&view);
+        let stamps = self.mapping.as_ref()?.read(limit, bytemuck::pod_collect_to_vec::<u8, u64>).ok()?;
         for (pair, &command) in stamps.chunks(2).zip(&self.pairs) {
             let ticks = pair.get(1)?.checked_sub(*pair.first()?)?;
             *times.get_mut(command)? += Duration::from_nanos((ticks as f64 * self.nanoseconds) as u64);
