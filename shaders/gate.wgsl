@@ -172,7 +172,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
         divisor = workgroup_sum(lane, sum) + params.norm_eps;
     }
     for (var slot = lane; slot < params.top_k; slot += WORKGROUP_SIZE) {
-        let weight = load_weights(slots + slot) / divisor * params.scaling;
+        let weight = share(load_weights(slots + slot), divisor) * params.scaling;
         store_weights(slots + slot, select(weight, 0.0, masked));
     }
 }

@@ -59,21 +59,25 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     }
     var masked = 0u;
     var scores = 0.0;
-    var weighted = 0.0;
     for (var slot = lane; slot < params.top_k; slot += WORKGROUP_SIZE) {
         let e = load_ids(token.slots + slot);
         if (e == NONE) {
             masked = 1u;
         } else {
-            let own = score(token, e);
-            scores += own;
-            weighted += load_d_weights(token.slots + slot) * own;
+            scores += score(token, e);
         }
     }
     masked = workgroup_max(lane, masked);
     if (NORMALISE) {
         token.sum = workgroup_sum(lane, scores) + params.norm_eps;
-        token.mean = workgroup_sum(lane, weighted) / token.sum;
+        var weighted = 0.0;
+        for (var slot = lane; slot < params.top_k; slot += WORKGROUP_SIZE) {
+            let e = load_ids(token.slots + slot);
+            if (e != NONE) {
+                weighted += load_d_weights(token.slots + slot) * share(score(token, e), token.sum);
+            }
+        }
+        token.mean = workgroup_sum(lane, weighted);
     }
     var inner = 0.0;
     if (NEEDS_SOFTMAX) {

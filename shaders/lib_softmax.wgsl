@@ -32,6 +32,12 @@ fn exp_below(logit: f32, top: f32) -> f32 {
     return exp_minus(top - logit);
 }
 
+/// Part of a sum. Division may be off by a few units in the last place, but all of a sum is exactly 1 of it: with one expert a token
+/// the gradient of the weight is then exactly 0.
+fn share(part: f32, sum: f32) -> f32 {
+    return select(part / sum, 1.0, part == sum);
+}
+
 fn row_softmax(lane: u32, first: u32, experts: u32) -> Softmax {
     var key = 0u;
     for (var e = lane; e < experts; e += WORKGROUP_SIZE) {

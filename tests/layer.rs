@@ -51,6 +51,7 @@ fn main() -> std::process::ExitCode {
         missing: || None,
         make: device::cpu,
         budget: |bytes| device::cpu_with(CpuOptions { poison: true, budget: Some(bytes), threads: None }),
+        workspace: false,
         threads: Some(|n| device::cpu_with(CpuOptions { poison: true, budget: None, threads: Some(n) })),
     };
     let wgpu = Device {
@@ -59,6 +60,7 @@ fn main() -> std::process::ExitCode {
         missing: || device::wgpu().err(),
         make: device::wgpu_here,
         budget: device::wgpu_within,
+        workspace: true,
         threads: None,
     };
     let trials = on_device::<CpuBackend>(cpu).into_iter().chain(on_device(wgpu)).collect();
@@ -81,6 +83,8 @@ struct Device<B> {
     make: fn() -> B,
     /// With a byte budget.
     budget: fn(u64) -> B,
+    /// Whether its kernels allocate workspace of their own, beside what layers ask for.
+    workspace: bool,
     /// With a number of threads, where that means something.
     threads: Option<fn(usize) -> B>,
 }
