@@ -35,7 +35,7 @@ pub use adapter::{WgpuAdapter, adapters};
 use buffer::Memory;
 pub use buffer::WgpuBuffer;
 use checks::Pending;
-use context::{Bounds, Context};
+use context::{Bounds, Context, Profile};
 use encode::{Chunk, Encoder};
 use pipelines::{BindGroups, Pipelines};
 use timestamps::Timer;

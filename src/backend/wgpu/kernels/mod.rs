@@ -24,6 +24,8 @@ mod score;
 mod select;
 mod systematic;
 
+pub(super) use gemm::{check_variant, chosen_variants, gemm_variants};
+
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
 use crate::Result;

@@ -21,7 +21,8 @@ pub(crate) enum Strategy {
 /// device, and which of them runs is a matter of speed alone.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Variant {
-    /// Strategy, tile of a workgroup, and `x1` where elements are read one at a time.
+    /// Strategy; rows and columns of a workgroup's tile (columns of an invocation, of subgroups); `x1` where elements are read
+    /// one at a time.
     pub(crate) name: &'static str,
     pub(super) strategy: Strategy,
     /// Invocations of a workgroup along rows and columns of c; 0 columns stand for the subgroup's size.
@@ -40,16 +41,17 @@ const fn variant(name: &'static str, strategy: Strategy, grid: [u32; 2], thread:
 }
 
 /// All variants. The last one needs nothing.
-pub(crate) static VARIANTS: [Variant; 9] = [
+pub(crate) static VARIANTS: [Variant; 10] = [
     variant("direct-8x64", Strategy::Direct, [1, 8], [8, 8], true),
     variant("direct-4x64", Strategy::Direct, [1, 8], [4, 8], true),
+    variant("subgroup-16x4", Strategy::Subgroup, [1, 0], [16, 4], true),
+    variant("subgroup-8x4", Strategy::Subgroup, [1, 0], [8, 4], true),
     variant("tiled-128x64", Strategy::Tiled, [16, 16], [8, 4], true),
     variant("tiled-64x64", Strategy::Tiled, [16, 16], [4, 4], true),
     variant("tiled-16x64", Strategy::Tiled, [4, 16], [4, 4], true),
-    variant("subgroup-8x4", Strategy::Subgroup, [1, 0], [8, 4], true),
     variant("tiled-64x64x1", Strategy::Tiled, [16, 16], [4, 4], false),
     variant("tiled-16x64x1", Strategy::Tiled, [4, 16], [4, 4], false),
-    variant("direct-4x32x1", Strategy::Direct, [1, 8], [4, 4], false),
+    variant("direct-8x64x1", Strategy::Direct, [1, 8], [8, 8], false),
 ];
 
 impl Variant {
