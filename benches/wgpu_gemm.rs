@@ -4,7 +4,11 @@
 //! Times are of the first round, which compiles, and the best of the others. A software driver runs on the host's cores:
 //! there, the last column counts operations a second of processor time of all threads (Linux only), which does not depend on
 //! what else the machine does.
-#![allow(clippy::print_stdout, clippy::expect_used, reason = "a program for the terminal, on sizes that are known to fit")]
+#![allow(
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a program for the terminal, on sizes that are known to fit"
+)]
 
 use std::time::Instant;
 
@@ -91,12 +95,7 @@ fn run(backend: &impl Backend, name: &str, rounds: usize) {
             (wall, busy) = (wall.min(seconds), busy.min(processor));
         }
         let rate = if busy.is_finite() { format!("{:.2}", operations / busy) } else { "-".into() };
-        println!(
-            "{name:<16} {call:<8} {:<9.0} {:<7.1} {:<8.2} {rate}",
-            first * 1e3,
-            wall * 1e3,
-            operations / wall
-        );
+        println!("{name:<16} {call:<8} {:<9.0} {:<7.1} {:<8.2} {rate}", first * 1e3, wall * 1e3, operations / wall);
     }
 }
 

@@ -50,8 +50,7 @@ pub(super) fn choose(shape: &Shape, to: &Encoder<'_>) -> Result<&'static Variant
     if let Some(variant) = named.filter(|variant| variant.supported(profile, shape).is_ok()) {
         return Ok(variant);
     }
-    let candidates: Vec<_> =
-        candidates(profile, shape).into_iter().map(|variant| (variant.name, variant)).collect();
+    let candidates: Vec<_> = candidates(profile, shape).into_iter().map(|variant| (variant.name, variant)).collect();
     let chosen = inner.tuner.choose(&shape.class(), &candidates, |variant| measure(inner, shape, variant));
     chosen.ok_or_else(|| {
         let reasons: Vec<_> = VARIANTS
@@ -112,7 +111,10 @@ fn measure(inner: &Inner, shape: &Shape, variant: &'static Variant) -> Result<Du
     let operations = elements("operations", &[weights, 2 * mean])?;
     let most = (MEASURED_OPERATIONS / operations.max(1)).min(MEASURED_BYTES / 4 / weights.max(1));
     if most == 0 {
-        return Err(Error::Unsupported { what: "measuring".into(), why: format!("matrices of {n} x {k} are too large") });
+        return Err(Error::Unsupported {
+            what: "measuring".into(),
+            why: format!("matrices of {n} x {k} are too large"),
+        });
     }
     let experts = shape.experts.clamp(1, most.min(16));
     let rows = elements("rows", &[experts, mean])?;
