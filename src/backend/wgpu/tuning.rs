@@ -65,6 +65,7 @@ struct State {
     loaded: bool,
     measured: BTreeMap<String, String>,
     defaults: BTreeMap<String, String>,
+    tested: BTreeMap<String, bool>,
     spent: Duration,
 }
 
@@ -113,6 +114,21 @@ impl Tuner {
             file.write(&state.measured);
         }
         Some(value)
+    }
+
+    /// Whether a variant whose results are the driver's business has passed its test, which runs once.
+    pub(super) fn tested(&self, what: &str, test: impl FnOnce() -> Result<bool>) -> bool {
+        let mut state = self.lock();
+        if let Some(&passed) = state.tested.get(what) {
+            return passed;
+        }
+        let result = test();
+        if !matches!(result, Ok(true)) {
+            log::warn!("{what} is not used: its results are wrong on this device ({result:?})");
+        }
+        let passed = matches!(result, Ok(true));
+        state.tested.insert(what.to_owned(), passed);
+        passed
     }
 
     /// What has been chosen so far.

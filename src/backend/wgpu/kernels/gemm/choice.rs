@@ -1,16 +1,12 @@
 //! Which variant computes a product: the one an option names, the fastest measured, or the default of the device's kind.
 
-use std::time::{Duration, Instant};
-
-use super::encode::run_with;
-use super::product::{Call, Product, Right, Rows, Shape};
+use super::product::{Call, Shape};
+use super::trial::{measure, passes};
 use super::variant::{Strategy, VARIANTS, Variant};
-use crate::backend::elements;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::tuning::{ChoiceSource, ChosenVariant};
 use crate::backend::wgpu::{Inner, Profile};
-use crate::memory::Category;
-use crate::tensor::{DType, HostData};
+use crate::tensor::DType;
 use crate::{Error, Result};
 
 /// Refuses a name that no variant has.
@@ -47,8 +43,16 @@ pub(crate) fn chosen_variants(inner: &Inner) -> Vec<ChosenVariant> {
 pub(super) fn choose(shape: &Shape, to: &Encoder<'_>) -> Result<&'static Variant> {
     let (inner, profile) = (to.inner(), to.profile());
     let named = inner.options.gemm_variant.as_deref().and_then(Variant::named);
-    if let Some(variant) = named.filter(|variant| variant.supported(profile, shape).is_ok()) {
+    let named = named.filter(|variant| variant.supported(profile, shape).is_ok());
+    if let Some(variant) = named.filter(|variant| variant.strategy != Strategy::Cooperative) {
         return Ok(variant);
+    }
+    if inner.options.cooperative {
+        let mut cooperative = VARIANTS.iter().filter(|variant| variant.strategy == Strategy::Cooperative);
+        let usable = |variant: &&Variant| variant.supported(profile, shape).is_ok();
+        if let Some(variant) = cooperative.find(usable).filter(|variant| passes(inner, shape, variant)) {
+            return Ok(variant);
+        }
     }
     let candidates: Vec<_> = candidates(profile, shape).into_iter().map(|variant| (variant.name, variant)).collect();
     let chosen = inner.tuner.choose(&shape.class(), &candidates, |variant| measure(inner, shape, variant));
@@ -84,6 +88,8 @@ fn candidates(profile: &Profile, shape: &Shape) -> Vec<&'static Variant> {
                 Strategy::Direct => profile.software,
                 Strategy::Tiled => !profile.software,
                 Strategy::Subgroup => true,
+                // Has other bits.
+                Strategy::Cooperative => false,
             }
     };
     let supported = |variant: &&'static Variant| variant.supported(profile, shape).is_ok();
@@ -93,79 +99,4 @@ fn candidates(profile: &Profile, shape: &Shape) -> Vec<&'static Variant> {
         all.extend(VARIANTS.iter().rev().find(supported));
     }
     all
-}
-
-/// Largest array of a measurement in bytes, operations of one, and rows of one group.
-const MEASURED_BYTES: usize = 64 << 20;
-const MEASURED_OPERATIONS: usize = 4_000_000_000;
-const MEASURED_ROWS: usize = 1024;
-
-/// Shorter runs are repeated until they take so long.
-const LEAST_TIME: Duration = Duration::from_millis(2);
-
-/// Time of one product like those of the class, on zeros.
-fn measure(inner: &Inner, shape: &Shape, variant: &'static Variant) -> Result<Duration> {
-    let &Shape { call, n, k, dtypes: [a_type, b_type], .. } = shape;
-    let mean = shape.rows.div_ceil(shape.experts.max(1)).clamp(1, MEASURED_ROWS);
-    let weights = elements("weights", &[n, k])?;
-    let operations = elements("operations", &[weights, 2 * mean])?;
-    let most = (MEASURED_OPERATIONS / operations.max(1)).min(MEASURED_BYTES / 4 / weights.max(1));
-    if most == 0 {
-        return Err(Error::Unsupported {
-            what: "measuring".into(),
-            why: format!("matrices of {n} x {k} are too large"),
-        });
-    }
-    let experts = shape.experts.clamp(1, most.min(16));
-    let rows = elements("rows", &[experts, mean])?;
-    let alloc = |name, dtype, len| inner.alloc(name, dtype, len, Category::Scratch);
-    let (wide, narrow) = (elements("rows", &[rows, n])?, elements("rows", &[rows, k])?);
-    let all_weights = elements("weights", &[experts, weights])?;
-    let (a_len, b_len, c_len) = match call {
-        Call::Forward => (narrow, all_weights, wide),
-        Call::Dgrad => (wide, all_weights, narrow),
-        Call::Wgrad => (wide, narrow, all_weights),
-    };
-    let (a, b) = (alloc("measured", a_type, a_len)?, alloc("measured", b_type, b_len)?);
-    let (c, offsets) = (alloc("measured", DType::F32, c_len)?, alloc("measured", DType::U32, experts + 1)?);
-    let starts = (0..=experts).map(|e| u32::try_from(e * mean).unwrap_or(u32::MAX)).collect();
-    inner.upload(&offsets, 0, &HostData::U32(starts))?;
-    let product = Product {
-        call,
-        rows,
-        experts,
-        n,
-        k,
-        a: Rows { buffer: &a, cols: if call == Call::Forward { k } else { n }, index: None, div: 1 },
-        b: match call {
-            Call::Forward | Call::Dgrad => Right::Weights(&b),
-            Call::Wgrad => Right::Rows(Rows { buffer: &b, cols: k, index: None, div: 1 }),
-        },
-        scale: None,
-        offsets: &offsets,
-        c: &c,
-        accumulate: false,
-    };
-    let run = |fill: bool, times: u32| -> Result<Duration> {
-        let start = Instant::now();
-        let mut to = Encoder::new(inner, 1, None);
-        to.begin("measure");
-        if fill {
-            to.fill(&a, 0)?;
-            to.fill(&b, 0)?;
-        }
-        for _ in 0..times {
-            run_with(&product, variant, &mut to)?;
-        }
-        let submitted = to.finish()?;
-        inner.context.wait_for(submitted.last, "measure")?;
-        Ok(start.elapsed() / times)
-    };
-    run(true, 1)?;
-    let once = run(false, 1)?;
-    if once >= LEAST_TIME {
-        return Ok(once);
-    }
-    let times = LEAST_TIME.as_nanos() / once.as_nanos().max(1) + 1;
-    run(false, u32::try_from(times.min(64)).unwrap_or(64))
 }

@@ -24,27 +24,32 @@ struct Sources {
     direct: Source,
     tiled: Source,
     subgroup: Option<Source>,
+    cooperative: Source,
 }
 
 static FORWARD: Sources = Sources {
     direct: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_direct"]),
     tiled: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_tiled"]),
     subgroup: Some(source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_subgroup"])),
+    cooperative: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_cooperative"]),
 };
 
 static DGRAD: Sources = Sources {
     direct: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_direct"]),
     tiled: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_tiled"]),
     subgroup: Some(source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_subgroup"])),
+    cooperative: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_cooperative"]),
 };
 
 static WGRAD: Sources = Sources {
     direct: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_direct"]),
     tiled: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_tiled"]),
     subgroup: None,
+    cooperative: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_cooperative"]),
 };
 
-fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
+/// Text and entry point.
+pub(super) fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
     let sources = match call {
         Call::Forward => &FORWARD,
         Call::Dgrad => &DGRAD,
@@ -52,6 +57,7 @@ fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
     };
     match (strategy, &sources.subgroup) {
         (Strategy::Tiled, _) => (&sources.tiled, "tiled"),
+        (Strategy::Cooperative, _) => (&sources.cooperative, "cooperative"),
         (Strategy::Subgroup, Some(subgroup)) => (subgroup, "subgroup"),
         (Strategy::Direct | Strategy::Subgroup, _) => (&sources.direct, "direct"),
     }

@@ -3,6 +3,7 @@
 use super::product::{Call, Shape};
 use crate::backend::wgpu::context::Profile;
 use crate::backend::wgpu::shader::Constant;
+use crate::tensor::DType;
 
 /// How a workgroup shares its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,12 +14,14 @@ pub(crate) enum Strategy {
     Tiled,
     /// `lib_gemm_subgroup.wgsl`: values of a are handed round by shuffles.
     Subgroup,
+    /// `lib_gemm_cooperative.wgsl`: matrix units, whose sums round differently.
+    Cooperative,
 }
 
 /// One way to compute a product.
 ///
-/// All keep one chain of `fma` for each element over the same steps in the same order, so all give the same bits on one
-/// device, and which of them runs is a matter of speed alone.
+/// All but cooperative ones keep one chain of `fma` for each element over the same steps in the same order, so they give the
+/// same bits on one device, and which of them runs is a matter of speed alone.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Variant {
     /// Strategy; rows and columns of a workgroup's tile (columns of an invocation, of subgroups); `x1` where elements are read
@@ -41,7 +44,7 @@ const fn variant(name: &'static str, strategy: Strategy, grid: [u32; 2], thread:
 }
 
 /// All variants. The last one needs nothing.
-pub(crate) static VARIANTS: [Variant; 10] = [
+pub(crate) static VARIANTS: [Variant; 12] = [
     variant("direct-8x64", Strategy::Direct, [1, 8], [8, 8], true),
     variant("direct-4x64", Strategy::Direct, [1, 8], [4, 8], true),
     variant("subgroup-16x4", Strategy::Subgroup, [1, 0], [16, 4], true),
@@ -49,6 +52,8 @@ pub(crate) static VARIANTS: [Variant; 10] = [
     variant("tiled-128x64", Strategy::Tiled, [16, 16], [8, 4], true),
     variant("tiled-64x64", Strategy::Tiled, [16, 16], [4, 4], true),
     variant("tiled-16x64", Strategy::Tiled, [4, 16], [4, 4], true),
+    variant("cooperative-f16", Strategy::Cooperative, [1, 0], [32, 32], true),
+    variant("cooperative-f32", Strategy::Cooperative, [1, 0], [32, 32], true),
     variant("tiled-64x64x1", Strategy::Tiled, [16, 16], [4, 4], false),
     variant("tiled-16x64x1", Strategy::Tiled, [4, 16], [4, 4], false),
     variant("direct-8x64x1", Strategy::Direct, [1, 8], [8, 8], false),
@@ -65,10 +70,18 @@ impl Variant {
         if self.fours && !shape.fours {
             return Err("rows are not whole vectors of four elements".into());
         }
-        if self.strategy == Strategy::Subgroup {
-            if shape.call == Call::Wgrad {
-                return Err("rows of the left operand are steps".into());
-            }
+        let (halves, matrices) = (self.halves(), profile.cooperative);
+        if self.strategy == Strategy::Subgroup && shape.call == Call::Wgrad {
+            return Err("rows of the left operand are steps".into());
+        }
+        if self.strategy == Strategy::Cooperative && !(if halves { matrices.halves } else { matrices.singles }) {
+            return Err("the device has no such cooperative matrices, or they are not enabled".into());
+        }
+        // The scale of a weight gradient is f32.
+        if halves && (shape.dtypes != [DType::F16; 2] || shape.call == Call::Wgrad) {
+            return Err("an operand is not f16".into());
+        }
+        if self.grid[1] == 0 {
             match profile.subgroup {
                 None => return Err("the device has no subgroups of one size".into()),
                 Some(size) if !size.is_multiple_of(4) => return Err(format!("subgroups have {size} invocations")),
@@ -85,6 +98,11 @@ impl Variant {
         Ok(())
     }
 
+    /// Whether its operands are cooperative matrices of f16.
+    fn halves(&self) -> bool {
+        self.name == "cooperative-f16"
+    }
+
     fn grid(&self, profile: &Profile) -> [u32; 2] {
         let [rows, cols] = self.grid;
         [rows, if cols == 0 { profile.subgroup.unwrap_or(1) } else { cols }]
@@ -98,14 +116,19 @@ impl Variant {
     /// Rows and columns of a workgroup's tile.
     pub(super) fn tile(&self, profile: &Profile) -> [u32; 2] {
         let ([grid_rows, grid_cols], [rows, cols]) = (self.grid(profile), self.thread);
-        [grid_rows * rows, grid_cols * cols]
+        // A cooperative matrix is the whole subgroup's.
+        if self.strategy == Strategy::Cooperative { self.thread } else { [grid_rows * rows, grid_cols * cols] }
     }
 
-    /// An upper bound: both tiles with their padding, and the workgroup's tile description.
+    /// An upper bound: tiles with their padding, and the description of the workgroup's tile.
     fn workgroup_bytes(&self, profile: &Profile) -> u32 {
         let [rows, cols] = self.tile(profile);
-        let tiles = if self.strategy == Strategy::Tiled { STEPS * (rows + cols + 4) * 4 } else { 0 };
-        if self.strategy == Strategy::Direct { 0 } else { tiles + 32 }
+        match self.strategy {
+            Strategy::Direct => 0,
+            Strategy::Subgroup => 32,
+            Strategy::Tiled => STEPS * (rows + cols + 4) * 4 + 32,
+            Strategy::Cooperative => ((rows + cols) * (STEPS + 8) + rows * (cols + 4)) * 4 + 32,
+        }
     }
 
     /// Steps that one invocation may take in one dispatch. Mesa's software driver silently leaves all loops of an invocation
@@ -118,6 +141,8 @@ impl Variant {
             // One more for each tile of 16 steps, or of a subgroup's size, 4 at least.
             (true, Strategy::Tiled) => 4 * ITERATIONS / 5 * 4,
             (true, Strategy::Subgroup) => 2 * ITERATIONS,
+            // No such driver has them.
+            (true, Strategy::Cooperative) => ITERATIONS,
         }
     }
 
@@ -125,6 +150,8 @@ impl Variant {
     pub(super) fn constants(&self, profile: &Profile, call: Call, resume: bool) -> Vec<(&'static str, Constant)> {
         let ([grid_rows, grid_cols], [rows, cols]) = (self.grid(profile), self.tile(profile));
         let [thread_rows, thread_cols] = self.thread;
+        // Of a cooperative matrix.
+        let side = if self.halves() { 16 } else { 8 };
         vec![
             ("GRID_ROWS", Constant::U32(grid_rows)),
             ("GRID_COLS", Constant::U32(grid_cols)),
@@ -133,6 +160,9 @@ impl Variant {
             ("TILE_ROWS", Constant::U32(rows)),
             ("TILE_COLS", Constant::U32(cols)),
             ("STEPS", Constant::U32(STEPS)),
+            ("SIDE", Constant::U32(side)),
+            ("FRAGMENTS", Constant::U32(rows / side)),
+            ("HALVES", Constant::Bool(self.halves())),
             ("WIDTH", Constant::U32(if self.fours { 4 } else { 1 })),
             ("VEC4", Constant::Bool(self.fours)),
             ("A_ROWS_ARE_STEPS", Constant::Bool(call.a_rows_are_steps())),
