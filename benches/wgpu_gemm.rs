@@ -1,4 +1,5 @@
-//! Grouped GEMMs of the wgpu backend: every variant that the device supports, and the CPU backend for comparison.
+//! Grouped GEMMs of the wgpu backend: every variant that the device supports, the fastest ones by measured time, and the
+//! CPU backend for comparison.
 //!
 //! `cargo bench --bench wgpu_gemm [-- ROUNDS [VARIANT]]`. 32 groups of 3 to 294 rows (4,737 together), k = 256, n = 512, f32.
 //! Times are of the first round, which compiles, and the best of the others. A software driver runs on the host's cores:
@@ -12,6 +13,7 @@
 
 use std::time::Instant;
 
+use lrmoe::backend::wgpu::Tune;
 use lrmoe::kernel::{GroupedDgrad, GroupedForward, GroupedWgrad, Kernel};
 use lrmoe::memory::Category;
 use lrmoe::{Backend, CpuBackend, HostData, Recording, WgpuBackend, WgpuOptions};
@@ -35,6 +37,15 @@ fn main() {
             Err(error) => return println!("no wgpu device: {error}"),
         }
     }
+    let directory = std::env::temp_dir().join(format!("lrmoe-bench-{}", std::process::id()));
+    let options = WgpuOptions { tune: Tune::Measure, cache_dir: Some(directory.clone()), ..WgpuOptions::default() };
+    if let Ok(backend) = WgpuBackend::new(options) {
+        run(&backend, "by measured time", rounds);
+        for choice in backend.chosen_variants() {
+            println!("    {}: {} ({:?})", choice.what, choice.variant, choice.source);
+        }
+    }
+    let _ = std::fs::remove_dir_all(directory);
     run(&CpuBackend::new(), "cpu", rounds);
 }
 

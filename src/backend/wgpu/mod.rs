@@ -217,7 +217,8 @@ impl WgpuBackend {
         kernels::gemm_variants()
     }
 
-    /// The variants that kernels have been run with, and those that will be used first.
+    /// The variants of kernels: for large aligned shapes, as long as nothing is measured, then what was chosen for the classes
+    /// of shapes that have been run, or measured in earlier runs.
     pub fn chosen_variants(&self) -> Vec<ChosenVariant> {
         kernels::chosen_variants(&self.inner)
     }
