@@ -33,23 +33,28 @@ fn main() {
         }
         let options = WgpuOptions { gemm_variant: Some(name.to_owned()), ..WgpuOptions::default() };
         match WgpuBackend::new(options) {
-            Ok(backend) => run(&backend, name, rounds),
+            Ok(backend) => {
+                // Where it is not supported, another one would run.
+                let chosen = backend.chosen_variants().into_iter();
+                let calls: Vec<_> = chosen.filter(|choice| choice.variant == name).map(|choice| choice.what).collect();
+                run(&backend, name, rounds, |call| calls.iter().any(|supported| supported.ends_with(call)));
+            }
             Err(error) => return println!("no wgpu device: {error}"),
         }
     }
     let directory = std::env::temp_dir().join(format!("lrmoe-bench-{}", std::process::id()));
     let options = WgpuOptions { tune: Tune::Measure, cache_dir: Some(directory.clone()), ..WgpuOptions::default() };
     if let Ok(backend) = WgpuBackend::new(options) {
-        run(&backend, "by measured time", rounds);
+        run(&backend, "by measured time", rounds, |_| true);
         for choice in backend.chosen_variants() {
             println!("    {}: {} ({:?})", choice.what, choice.variant, choice.source);
         }
     }
     let _ = std::fs::remove_dir_all(directory);
-    run(&CpuBackend::new(), "cpu", rounds);
+    run(&CpuBackend::new(), "cpu", rounds, |_| true);
 }
 
-fn run(backend: &impl Backend, name: &str, rounds: usize) {
+fn run(backend: &impl Backend, name: &str, rounds: usize, supported: impl Fn(&str) -> bool) {
     let starts = starts();
     let rows = starts[GROUPS] as usize;
     let import = |data| backend.import("bench", data, Category::Scratch).expect("no budget");
@@ -90,7 +95,7 @@ fn run(backend: &impl Backend, name: &str, rounds: usize) {
         }),
     ];
     let operations = 2e-9 * (rows * N * K) as f64;
-    for (call, kernel) in calls {
+    for (call, kernel) in calls.into_iter().filter(|(call, _)| supported(call)) {
         let mut recording = Recording::new();
         recording.dispatch(kernel).expect("no buffer is bound twice");
         let once = || {

@@ -66,6 +66,9 @@ fn problems() -> Vec<Problem> {
         Problem { n: 101, k: 60, accumulate: true, ..p("weights of 23 KiB in one expert", &[4]) },
         Problem { n: 101, k: 61, dtype: BF16, spare: 1, ..p("experts of an odd number of halves", &[3, 2, 2]) },
         Problem { n: 6, k: 2100, ..p("rows of 8 KiB", &[1]) },
+        Problem { n: 4, k: 4, exact: true, ..p("a group far above the mean", &[0, 1, 20_000, 0, 0, 0, 0, 3]) },
+        // A software driver leaves loops after 65,535 iterations, without a word.
+        Problem { n: 1, k: 300_000, exact: true, ..p("a long row", &[1]) },
         Problem { n: 40, k: 300, exact: true, scale: true, index_div: Some(2), ..p("exact integers", &[100, 3, 31]) },
     ]
 }

@@ -125,7 +125,7 @@ pub(super) fn passes(inner: &Inner, shape: &Shape, variant: &'static Variant) ->
         let sample = Sample::new(inner, &shape, 3, 37)?;
         let halves = shape.dtypes.contains(&DType::F16);
         // Odd numbers of so many bits.
-        let odd = |i: usize, bits: u32| (i.wrapping_mul(2_654_435_761) >> 8) as u32 % (1 << bits) | 1;
+        let odd = |i: usize, bits: u32| ((i.wrapping_mul(2_654_435_761) >> 8) as u32 % (1 << bits)) | 1;
         let (a_bits, b_bits) = if halves { (4, 4) } else { (13, 2) };
         for (buffer, bits, seed) in [(&sample.a, a_bits, 1), (&sample.b, b_bits, 100_003)] {
             let values = (0..buffer.len()).map(|i| odd(i + seed, bits) as f32);

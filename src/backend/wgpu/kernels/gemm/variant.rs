@@ -132,17 +132,16 @@ impl Variant {
     }
 
     /// Steps that one invocation may take in one dispatch. Mesa's software driver silently leaves all loops of an invocation
-    /// after 65,535 iterations together.
+    /// after 65,535 iterations together, and counts the test that ends a loop.
     pub(super) fn steps_at_most(&self, profile: &Profile) -> usize {
         const ITERATIONS: usize = 60_000;
         match (profile.software, self.strategy) {
             (false, _) => usize::MAX,
             (true, Strategy::Direct) => 4 * ITERATIONS,
-            // One more for each tile of 16 steps, or of a subgroup's size, 4 at least.
-            (true, Strategy::Tiled) => 4 * ITERATIONS / 5 * 4,
-            (true, Strategy::Subgroup) => 2 * ITERATIONS,
-            // No such driver has them.
-            (true, Strategy::Cooperative) => ITERATIONS,
+            // 16 steps are one of the outer loop and four of the inner, which ends with another.
+            (true, Strategy::Tiled) => ITERATIONS / 6 * 16,
+            // Three for four steps at least. No such driver has cooperative matrices.
+            (true, Strategy::Subgroup | Strategy::Cooperative) => ITERATIONS,
         }
     }
 
