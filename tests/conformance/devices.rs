@@ -36,6 +36,8 @@ pub trait Runner {
     fn ranges(&self) -> std::result::Result<(), String>;
     /// Allocations that no address space holds are refused before anything is reserved.
     fn absurd(&self) -> std::result::Result<(), String>;
+    /// The same device with every variant of the grouped GEMMs, and others that must give the same bits.
+    fn gemm_variants(&self) -> std::result::Result<Vec<Box<dyn Runner>>, String>;
 }
 
 /// Every device that this crate knows, present or not.
@@ -47,18 +49,40 @@ pub fn all() -> Vec<Device> {
 }
 
 fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
-    let backend = device::wgpu()?;
-    Ok(Box::new(On { backend, label: "wgpu".into(), factor: device::WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into() }))
+    Ok(on_wgpu(device::wgpu()?, "wgpu".into(), || {
+        let variants = device::wgpu_gemm_variants()?;
+        Ok(variants.into_iter().map(|(label, backend)| on_wgpu(backend, label, || Ok(Vec::new()))).collect())
+    }))
+}
+
+fn on_wgpu(backend: impl Backend, label: String, variants: Variants) -> Box<dyn Runner> {
+    Box::new(On { backend, label, factor: device::WGPU_FACTOR, tiny: f32::MIN_POSITIVE.into(), variants })
 }
 
 /// The CPU, which every other device is compared with.
 pub fn cpu() -> std::result::Result<Box<dyn Runner>, String> {
-    Ok(Box::new(On { backend: device::cpu(), label: "cpu".into(), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))
+    Ok(Box::new(On {
+        backend: device::cpu(),
+        label: "cpu".into(),
+        factor: 1.0,
+        tiny: SMALLEST_SUBNORMAL,
+        variants: none,
+    }))
 }
 
 fn threads(count: usize) -> std::result::Result<Box<dyn Runner>, String> {
     let backend = device::cpu_with(CpuOptions { threads: Some(count), poison: true, ..CpuOptions::default() });
-    Ok(Box::new(On { backend, label: format!("cpu with {count} threads"), factor: 1.0, tiny: SMALLEST_SUBNORMAL }))
+    Ok(Box::new(On {
+        backend,
+        label: format!("cpu with {count} threads"),
+        factor: 1.0,
+        tiny: SMALLEST_SUBNORMAL,
+        variants: none,
+    }))
+}
+
+fn none() -> std::result::Result<Vec<Box<dyn Runner>>, String> {
+    Ok(Vec::new())
 }
 
 /// 2^-149, the smallest subnormal number of f32.
@@ -67,14 +91,17 @@ const SMALLEST_SUBNORMAL: f64 = f64::from_bits(0x36a0_0000_0000_0000);
 /// Runs cases on a backend for what happens on the way; results mean nothing.
 #[cfg(feature = "wgpu")]
 pub fn for_shaders(backend: lrmoe::WgpuBackend) -> impl Runner {
-    On { backend, label: "no device".into(), factor: 1.0, tiny: 0.0 }
+    On { backend, label: "no device".into(), factor: 1.0, tiny: 0.0, variants: none }
 }
+
+type Variants = fn() -> std::result::Result<Vec<Box<dyn Runner>>, String>;
 
 struct On<B> {
     backend: B,
     label: String,
     factor: f64,
     tiny: f64,
+    variants: Variants,
 }
 
 impl<B: Backend> Runner for On<B> {
@@ -109,6 +136,10 @@ impl<B: Backend> Runner for On<B> {
         let fence = self.backend.submit(&recording)?;
         self.backend.wait(&fence)?;
         buffers.iter().map(|buffer| self.backend.read_blocking(buffer)).collect()
+    }
+
+    fn gemm_variants(&self) -> std::result::Result<Vec<Box<dyn Runner>>, String> {
+        (self.variants)()
     }
 
     fn ranges(&self) -> std::result::Result<(), String> {

@@ -62,6 +62,13 @@ fn problems() -> Vec<Problem> {
         Problem { dtype: BF16, index_div: Some(2), ..p("bf16", &[6, 3]) },
         Problem { dtype: F16, scale: true, ..p("f16", &[6, 3]) },
         Problem { dtype: BF16, n: 33, k: 70, exact: true, ..p("exact integers bf16", &[40, 0, 31]) },
+        Problem { n: 36, k: 60, ..p("weights of 25 KiB in experts of 8", &[3, 0, 5]) },
+        Problem { n: 101, k: 60, accumulate: true, ..p("weights of 23 KiB in one expert", &[4]) },
+        Problem { n: 101, k: 61, dtype: BF16, spare: 1, ..p("experts of an odd number of halves", &[3, 2, 2]) },
+        Problem { n: 6, k: 2100, ..p("rows of 8 KiB", &[1]) },
+        Problem { n: 4, k: 4, exact: true, ..p("a group far above the mean", &[0, 1, 20_000, 0, 0, 0, 0, 3]) },
+        // A software driver leaves loops after 65,535 iterations, without a word.
+        Problem { n: 1, k: 300_000, exact: true, ..p("a long row", &[1]) },
         Problem { n: 40, k: 300, exact: true, scale: true, index_div: Some(2), ..p("exact integers", &[100, 3, 31]) },
     ]
 }
@@ -391,7 +398,31 @@ pub fn properties() -> Vec<Property> {
     vec![
         Property { name: "grouped_forward::row_bits_stand_alone", check: |runner| stand_alone(runner, false) },
         Property { name: "grouped_dgrad::row_bits_stand_alone", check: |runner| stand_alone(runner, true) },
+        Property { name: "grouped_forward::variants", check: |runner| variants(runner, Problem::forward) },
+        Property { name: "grouped_dgrad::variants", check: |runner| variants(runner, Problem::dgrad) },
+        Property { name: "grouped_wgrad::variants", check: |runner| variants(runner, Problem::wgrad) },
     ]
+}
+
+/// Every variant of a device, and weights bound in windows, give the same bits.
+fn variants(runner: &dyn Runner, case: fn(&Problem) -> Case) -> Result<(), String> {
+    let variants = runner.gemm_variants()?;
+    let mut compared = 0;
+    for problem in problems() {
+        let case = case(&problem);
+        let expected = case.bits(runner)?;
+        for variant in &variants {
+            match case.bits(&**variant) {
+                Ok(bits) if bits == expected => compared += 1,
+                Ok(_) => return Err(format!("{} has other bits with {}", problem.name, variant.label())),
+                // Rows of the batch are not bound in windows.
+                Err(why) if variant.label() == "small bindings" && why.contains("binds at most 16384 bytes") => {}
+                Err(why) => return Err(format!("{} with {}: {why}", problem.name, variant.label())),
+            }
+        }
+    }
+    let least = problems().len() * variants.len().saturating_sub(1);
+    if compared < least { Err(format!("only {compared} of {least} comparisons were made")) } else { Ok(()) }
 }
 
 /// A row has the same bits alone, within many rows, in another order, and beside a row of NaN.

@@ -72,7 +72,7 @@ fn collect(cases: &[Arc<Case>]) -> Result<Texts, String> {
     Ok(texts)
 }
 
-/// Devices that do nothing, one for each set of kernels.
+/// Devices that do nothing, one for each set of kernels. Theirs are not subgroups of one size.
 fn backends() -> Result<Vec<WgpuBackend>, String> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::NOOP;
@@ -87,7 +87,9 @@ fn backends() -> Result<Vec<WgpuBackend>, String> {
     };
     let (device, queue) = pollster::block_on(adapter.request_device(&device)).map_err(|error| error.to_string())?;
     let open = |options| WgpuBackend::adopt(&device, &queue, options).map_err(|error| error.to_string());
-    Ok(vec![open(WgpuOptions::default())?])
+    let variant = |name: &str| open(WgpuOptions { gemm_variant: Some(name.to_owned()), ..WgpuOptions::default() });
+    let default = std::iter::once(open(WgpuOptions::default()));
+    default.chain(WgpuBackend::gemm_variants().into_iter().map(variant)).collect()
 }
 
 fn by_naga(text: &str) -> Result<(), String> {

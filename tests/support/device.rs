@@ -29,7 +29,12 @@ pub type WgpuBackend = CpuBackend;
 /// Why there is none. With `LRMOE_REQUIRE_WGPU` set that is a failure of the test.
 #[cfg(feature = "wgpu")]
 pub fn wgpu() -> Result<WgpuBackend, String> {
-    wgpu_with(WgpuOptions { poison: true, ..WgpuOptions::default() })
+    wgpu_with(poisoned())
+}
+
+#[cfg(feature = "wgpu")]
+fn poisoned() -> WgpuOptions {
+    WgpuOptions { poison: true, ..WgpuOptions::default() }
 }
 
 /// As [`wgpu`], with options of a test's own.
@@ -62,6 +67,27 @@ pub fn wgpu_within(budget: u64) -> WgpuBackend {
 #[cfg(not(feature = "wgpu"))]
 pub fn wgpu_within(_budget: u64) -> WgpuBackend {
     wgpu_here()
+}
+
+/// The device of [`wgpu`] with each variant of the grouped GEMMs, and with bindings so small that weights take several.
+///
+/// # Errors
+/// As [`wgpu`].
+#[cfg(feature = "wgpu")]
+pub fn wgpu_gemm_variants() -> Result<Vec<(String, WgpuBackend)>, String> {
+    let mut all = vec![("small bindings".to_owned(), WgpuOptions { binding_bytes: Some(16 << 10), ..poisoned() })];
+    let named = |name: &str| WgpuOptions { gemm_variant: Some(name.to_owned()), ..poisoned() };
+    all.extend(WgpuBackend::gemm_variants().into_iter().map(|name| (name.to_owned(), named(name))));
+    all.into_iter().map(|(label, options)| wgpu_with(options).map(|backend| (label, backend))).collect()
+}
+
+/// Nothing: there is no device.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "wgpu"))]
+pub fn wgpu_gemm_variants() -> Result<Vec<(String, WgpuBackend)>, String> {
+    Ok(Vec::new())
 }
 
 /// As with the feature, but there never is one.

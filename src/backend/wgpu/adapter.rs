@@ -1,5 +1,6 @@
 //! The adapters of this machine, and how one is opened.
 
+use super::context::Cooperative;
 use crate::backend::Caps;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -81,16 +82,17 @@ pub fn adapters() -> Vec<WgpuAdapter> {
 const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP
     .union(wgpu::Features::SUBGROUP_BARRIER)
     .union(wgpu::Features::SHADER_F16)
-    .union(wgpu::Features::TIMESTAMP_QUERY)
-    .union(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX);
+    .union(wgpu::Features::TIMESTAMP_QUERY);
 
-/// Opens the adapter of that number or name, or the first one.
-pub(super) fn open(wanted: Option<&str>) -> Result<(wgpu::Device, wgpu::Queue)> {
+/// Opens the adapter of that number or name, or the first one. Cooperative matrices are an experimental feature: they are
+/// enabled only where they are asked for.
+pub(super) fn open(wanted: Option<&str>, cooperative: bool) -> Result<(wgpu::Device, wgpu::Queue, Cooperative)> {
     let found = found();
     let names: Vec<String> = found.iter().map(|adapter| adapter.get_info().name).collect();
     let index = pick(wanted, &names)?;
     let adapter = found.get(index).ok_or_else(|| Error::Unsupported { what: "wgpu".into(), why: NO_ADAPTER.into() })?;
-    let features = adapter.features() & FEATURES;
+    let experimental = if cooperative { wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX } else { FEATURES };
+    let features = adapter.features() & FEATURES.union(experimental);
     let experimental = if features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         // SAFETY: of the experimental features only cooperative matrices are asked for, and the kernels that use them are
         // compared with plain ones on this device before they are chosen.
@@ -106,10 +108,23 @@ pub(super) fn open(wanted: Option<&str>) -> Result<(wgpu::Device, wgpu::Queue)> 
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };
-    pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| Error::Device {
+    let opened = pollster::block_on(adapter.request_device(&descriptor)).map_err(|error| Error::Device {
         command: format!("open `{}`", adapter.get_info().name),
         reason: error.to_string(),
-    })
+    });
+    let has = |side, operands| {
+        let wanted = |it: &wgpu::CooperativeMatrixProperties| {
+            [it.m_size, it.n_size, it.k_size] == [side; 3]
+                && it.ab_type == operands
+                && it.cr_type == wgpu::CooperativeScalarType::F32
+        };
+        cooperative && adapter.cooperative_matrix_properties().iter().any(wanted)
+    };
+    let matrices = Cooperative {
+        singles: has(8, wgpu::CooperativeScalarType::F32),
+        halves: has(16, wgpu::CooperativeScalarType::F16) && features.contains(wgpu::Features::SHADER_F16),
+    };
+    opened.map(|(device, queue)| (device, queue, matrices))
 }
 
 /// Number of the adapter that a number or a part of a name means.

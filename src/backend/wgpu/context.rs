@@ -22,10 +22,19 @@ pub(crate) struct Profile {
     pub(crate) grid: u32,
     /// Bytes that the offset of a binding is a multiple of.
     pub(crate) alignment: u64,
-    /// Whether the device multiplies small matrices cooperatively.
-    pub(crate) cooperative: bool,
+    /// Which small matrices the device multiplies cooperatively.
+    pub(crate) cooperative: Cooperative,
     /// Whether times can be taken on the device.
     pub(crate) timestamps: bool,
+}
+
+/// Cooperative matrices with sums in f32. A host's device does not tell what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cooperative {
+    /// 8 x 8 of f32.
+    pub(crate) singles: bool,
+    /// 16 x 16 of f16.
+    pub(crate) halves: bool,
 }
 
 /// A device, its queue, and whether it still works. Clones are the same device.
@@ -67,7 +76,7 @@ impl Profile {
             invocations: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
             grid: bounds.grid.map_or(u32::MAX, |bound| bound.max(1)).min(limits.max_compute_workgroups_per_dimension),
             alignment: limits.min_storage_buffer_offset_alignment.into(),
-            cooperative: features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            cooperative: Cooperative::default(),
             timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         }
     }
@@ -101,7 +110,9 @@ impl Context {
 
     /// The same device with other limits.
     pub(crate) fn bounded(&self, time_limit: Duration, bounds: Bounds) -> Self {
-        Self { profile: Profile::new(&self.device, &self.info, bounds), time_limit, ..self.clone() }
+        let cooperative = self.profile.cooperative;
+        let profile = Profile { cooperative, ..Profile::new(&self.device, &self.info, bounds) };
+        Self { profile, time_limit, ..self.clone() }
     }
 
     /// Refuses every call once the device is lost.

@@ -35,7 +35,7 @@ pub use adapter::{WgpuAdapter, adapters};
 use buffer::Memory;
 pub use buffer::WgpuBuffer;
 use checks::Pending;
-use context::{Bounds, Context};
+use context::{Bounds, Context, Cooperative, Profile};
 use encode::{Chunk, Encoder};
 use pipelines::{BindGroups, Pipelines};
 use timestamps::Timer;
@@ -74,6 +74,10 @@ pub struct WgpuOptions {
     pub cache_dir: Option<PathBuf>,
     /// Variant of the grouped GEMMs, one of [`WgpuBackend::gemm_variants`], wherever device and shape allow it.
     pub gemm_variant: Option<String>,
+    /// Use matrix units for the grouped GEMMs: with f16 operands on Vulkan, with f32 on Metal. Their sums round in another
+    /// order than the bits of other variants, and the feature is experimental in wgpu: results of the first use are compared
+    /// with a plain kernel, and a device that fails goes without.
+    pub cooperative: bool,
 }
 
 impl Default for WgpuOptions {
@@ -90,6 +94,7 @@ impl Default for WgpuOptions {
             tune: Tune::Auto,
             cache_dir: None,
             gemm_variant: None,
+            cooperative: false,
         }
     }
 }
@@ -142,8 +147,8 @@ impl WgpuBackend {
     /// # Errors
     /// [`Error::Unsupported`] where there is no such adapter, [`Error::Device`] where it cannot be opened.
     pub fn new(options: WgpuOptions) -> Result<Self> {
-        let (device, queue) = adapter::open(options.adapter.as_deref())?;
-        Self::build(device, queue, true, options)
+        let (device, queue, matrices) = adapter::open(options.adapter.as_deref(), options.cooperative)?;
+        Self::build(device, queue, Some(matrices), options)
     }
 
     /// Works on a host application's device. Neither its callbacks nor its state are touched, and nothing is measured on it.
@@ -154,11 +159,18 @@ impl WgpuBackend {
     /// # Errors
     /// [`Error::DeviceLost`] where the device does not work, [`Error::Argument`] for limits that are too small.
     pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, options: WgpuOptions) -> Result<Self> {
-        Self::build(device.clone(), queue.clone(), false, options)
+        Self::build(device.clone(), queue.clone(), None, options)
     }
 
-    fn build(device: wgpu::Device, queue: wgpu::Queue, owned: bool, options: WgpuOptions) -> Result<Self> {
-        let context = Context::new(device, queue, owned, options.time_limit, bounds(&options)?);
+    /// `owned`: what only the one who opened the device knows of it.
+    fn build(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        owned: Option<Cooperative>,
+        options: WgpuOptions,
+    ) -> Result<Self> {
+        let mut context = Context::new(device, queue, owned.is_some(), options.time_limit, bounds(&options)?);
+        context.profile.cooperative = owned.unwrap_or_default();
         Self::with(context, options, Arc::default(), Arc::default())
     }
 
@@ -205,7 +217,8 @@ impl WgpuBackend {
         kernels::gemm_variants()
     }
 
-    /// The variants that kernels have been run with, and those that will be used first.
+    /// The variants of kernels: for large aligned shapes, as long as nothing is measured, then what was chosen for the classes
+    /// of shapes that have been run, or measured in earlier runs.
     pub fn chosen_variants(&self) -> Vec<ChosenVariant> {
         kernels::chosen_variants(&self.inner)
     }

@@ -65,6 +65,7 @@ struct State {
     loaded: bool,
     measured: BTreeMap<String, String>,
     defaults: BTreeMap<String, String>,
+    tested: BTreeMap<String, bool>,
     spent: Duration,
 }
 
@@ -89,10 +90,6 @@ impl Tuner {
         let named = |name: &String| candidates.iter().find(|(candidate, _)| candidate == name).map(|&(_, value)| value);
         // Held while measuring: two measurements at once would disturb each other.
         let mut state = self.lock();
-        if !state.loaded {
-            state.loaded = true;
-            state.measured = self.file.as_ref().map(ChoiceFile::read).unwrap_or_default();
-        }
         if let Some(known) = state.measured.get(what).and_then(named) {
             return Some(known);
         }
@@ -115,7 +112,22 @@ impl Tuner {
         Some(value)
     }
 
-    /// What has been chosen so far.
+    /// Whether a variant whose results are the driver's business has passed its test, which runs once.
+    pub(super) fn tested(&self, what: &str, test: impl FnOnce() -> Result<bool>) -> bool {
+        let mut state = self.lock();
+        if let Some(&passed) = state.tested.get(what) {
+            return passed;
+        }
+        let result = test();
+        if !matches!(result, Ok(true)) {
+            log::warn!("{what} is not used: its results are wrong on this device ({result:?})");
+        }
+        let passed = matches!(result, Ok(true));
+        state.tested.insert(what.to_owned(), passed);
+        passed
+    }
+
+    /// What has been chosen so far, in earlier runs too where that was by time.
     pub(super) fn chosen(&self) -> Vec<ChosenVariant> {
         let state = self.lock();
         let all = |choices: &BTreeMap<String, String>, source| -> Vec<_> {
@@ -129,8 +141,14 @@ impl Tuner {
         [all(&state.measured, ChoiceSource::Measured), all(&state.defaults, ChoiceSource::Default)].concat()
     }
 
+    /// The state, with what earlier runs have measured.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.loaded {
+            state.loaded = true;
+            state.measured = self.file.as_ref().map(ChoiceFile::read).unwrap_or_default();
+        }
+        state
     }
 }
 

@@ -7,6 +7,7 @@
 //! //: for m in 0..TILE_ROWS        repeats up to the `end`, with `$m`; `for m in 4, 1` lists values
 //! //: if m < 2 && VEC4             `else` is optional; a condition is a number that is not 0
 //! //: end
+//! //: enable f16                   a line `enable f16;` in front of everything
 //! ```
 //!
 //! In all other lines, `$m` and `${m * 4 + 1}` stand for numbers. Names are loop variables and the launch's constants.
@@ -71,6 +72,10 @@ fn block<'a>(
                 block(lines, at, scope, out.as_deref_mut().filter(|_| !holds), false)?;
             }
             *at += 1;
+        } else if let Some(extension) = directive.strip_prefix("enable ") {
+            if let Some(out) = out.as_deref_mut() {
+                out.insert_str(0, &format!("enable {extension};\n"));
+            }
         } else {
             return Err(format!("unknown directive `{directive}`"));
         }
@@ -200,6 +205,11 @@ mod tests {
         let text = "//: if VEC4 && N == 2\n//: for m in 0..0\n$m\n//: end\nyes\n//: else\n//: if nothing\n//: else\n//: end\nno\n//: end\n$N";
         assert_eq!(run(text), "yes\n2\n");
         assert_eq!(run("//: if !VEC4 || N < 2\nyes\n//: else\n${(N + 2) * 3 % 5 - 7 / 2}_\n//: end"), "-1_\n");
+    }
+
+    #[test]
+    fn extensions_stand_in_front() {
+        assert_eq!(run("x\n//: if VEC4\n//: enable f16\n//: else\n//: enable f64\n//: end"), "enable f16;\nx\n");
     }
 
     #[test]

@@ -1,28 +1,19 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `shaders/`.
 
+mod demand;
+mod experts;
 mod gemm;
 mod optim;
 mod permute;
 mod router;
 mod router_loss;
 mod rows;
-mod swiglu;
-
-// stub until the tuner is merged
-pub(super) fn check_variant(_: Option<&str>) -> Result<()> {
-    Ok(())
-}
-pub(super) fn gemm_variants() -> Vec<&'static str> {
-    vec![]
-}
-pub(super) fn chosen_variants(_: &super::Inner) -> Vec<super::ChosenVariant> {
-    vec![]
-}
-mod demand;
-mod experts;
 mod score;
 mod select;
+mod swiglu;
 mod systematic;
+
+pub(super) use gemm::{check_variant, chosen_variants, gemm_variants};
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::choice::choose;
 use super::product::{Call, Product, Right, Shape};
-use super::variant::{Strategy, VARIANTS, Variant};
+use super::variant::{Strategy, Variant};
 use super::window::{Weights, Window};
 use crate::Result;
 use crate::backend::wgpu::buffer::WgpuBuffer;
@@ -23,27 +24,32 @@ struct Sources {
     direct: Source,
     tiled: Source,
     subgroup: Option<Source>,
+    cooperative: Source,
 }
 
 static FORWARD: Sources = Sources {
     direct: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_direct"]),
     tiled: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_tiled"]),
     subgroup: Some(source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_subgroup"])),
+    cooperative: source!("grouped_forward", ["lib_gemm", "lib_gemm_rows", "lib_gemm_cooperative"]),
 };
 
 static DGRAD: Sources = Sources {
     direct: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_direct"]),
     tiled: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_tiled"]),
     subgroup: Some(source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_subgroup"])),
+    cooperative: source!("grouped_dgrad", ["lib_gemm", "lib_gemm_rows", "lib_gemm_cooperative"]),
 };
 
 static WGRAD: Sources = Sources {
     direct: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_direct"]),
     tiled: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_tiled"]),
     subgroup: None,
+    cooperative: source!("grouped_wgrad", ["lib_gemm", "lib_gemm_cooperative"]),
 };
 
-fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
+/// Text and entry point.
+pub(super) fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
     let sources = match call {
         Call::Forward => &FORWARD,
         Call::Dgrad => &DGRAD,
@@ -51,6 +57,7 @@ fn shader(call: Call, strategy: Strategy) -> (&'static Source, &'static str) {
     };
     match (strategy, &sources.subgroup) {
         (Strategy::Tiled, _) => (&sources.tiled, "tiled"),
+        (Strategy::Cooperative, _) => (&sources.cooperative, "cooperative"),
         (Strategy::Subgroup, Some(subgroup)) => (subgroup, "subgroup"),
         (Strategy::Direct | Strategy::Subgroup, _) => (&sources.direct, "direct"),
     }
@@ -72,21 +79,11 @@ struct Plan<'a> {
     starts: Option<WgpuBuffer>,
 }
 
-/// Encodes all of a product.
+/// Encodes all of a product with the variant chosen for it.
 pub(super) fn run(product: &Product<'_>, to: &mut Encoder<'_>) -> Result<()> {
+    let windows = weights(product, to).windows()?;
     let &Product { call, rows, experts, n, k, .. } = product;
-    let profile = to.profile().clone();
-    let (name, buffer) = if call == Call::Wgrad { ("out", product.c) } else { ("w", product.b.buffer()) };
-    let weights = Weights {
-        name,
-        experts,
-        n,
-        k,
-        element: buffer.dtype().bytes(),
-        binding: profile.binding_bytes,
-        alignment: profile.alignment,
-    };
-    let windows = weights.windows()?;
+    let (a, b) = (product.a.buffer, product.b.buffer());
     let aligned = |Window { lanes, .. }: &Window| lanes.start.is_multiple_of(4) && lanes.end.is_multiple_of(4);
     let shape = Shape {
         call,
@@ -94,19 +91,24 @@ pub(super) fn run(product: &Product<'_>, to: &mut Encoder<'_>) -> Result<()> {
         experts,
         n,
         k,
-        dtypes: [product.a.buffer.dtype(), product.b.buffer().dtype()],
+        dtypes: [a.dtype(), b.dtype()],
         fours: Shape::divides_by_four(call, n, k)
-            && product.a.buffer.vec4_ok()
-            && product.b.buffer().vec4_ok()
+            && a.vec4_ok()
+            && b.vec4_ok()
             && (call == Call::Forward || windows.iter().all(aligned)),
     };
-    let variant = choose(&shape, to)?;
-    let mut plan = Plan { product, variant, weights, starts: None };
+    run_with(product, choose(&shape, to)?, to)
+}
+
+/// Encodes all of a product with a variant that supports it.
+pub(super) fn run_with(product: &Product<'_>, variant: &'static Variant, to: &mut Encoder<'_>) -> Result<()> {
+    let &Product { call, rows, experts, k, .. } = product;
+    let mut plan = Plan { product, variant, weights: weights(product, to), starts: None };
     if call != Call::Wgrad {
         plan.starts = Some(plan.count_tiles(to)?);
     }
-    let most = variant.steps_at_most(&profile);
-    for window in &windows {
+    let most = variant.steps_at_most(to.profile());
+    for window in &plan.weights.windows()? {
         let (steps, most) = match call {
             Call::Forward => (0..k, most),
             Call::Dgrad => (window.lanes.clone(), most),
@@ -119,9 +121,18 @@ pub(super) fn run(product: &Product<'_>, to: &mut Encoder<'_>) -> Result<()> {
     Ok(())
 }
 
-fn choose(shape: &Shape, to: &Encoder<'_>) -> Result<&'static Variant> {
-    let mut all = VARIANTS.iter();
-    Ok(all.find(|variant| variant.supported(to.profile(), shape).is_ok()).unwrap_or(&VARIANTS[8]))
+/// What is bound in windows: weights, or their gradient.
+fn weights<'a>(product: &Product<'a>, to: &Encoder<'_>) -> Weights<'a> {
+    let (name, buffer) = if product.call == Call::Wgrad { ("out", product.c) } else { ("w", product.b.buffer()) };
+    Weights {
+        name,
+        experts: product.experts,
+        n: product.n,
+        k: product.k,
+        element: buffer.dtype().bytes(),
+        binding: to.profile().binding_bytes,
+        alignment: to.profile().alignment,
+    }
 }
 
 impl Plan<'_> {

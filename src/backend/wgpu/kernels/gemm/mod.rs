@@ -8,14 +8,19 @@
 //!
 //! # How it is built
 //! [`product`] states all three as one; [`variant`] is the table of strategies and tile sizes; [`window`] cuts weights that
-//! a device does not bind at once; [`encode`] launches. Shaders are one file for each product, which says where rows of the
+//! a device does not bind at once; [`choice`] picks a variant, by [`trial`]s; [`encode`] launches. Shaders are one file for each product, which says where rows of the
 //! operands begin, and one library for each strategy (`lib_gemm_*.wgsl`).
 
+mod choice;
 mod encode;
 mod product;
+#[cfg(test)]
+mod tests;
+mod trial;
 mod variant;
 mod window;
 
+pub(crate) use choice::{check_variant, chosen_variants, gemm_variants};
 use product::{Call, Product, Right, Rows};
 
 use crate::backend::wgpu::buffer::WgpuBuffer;

@@ -99,12 +99,19 @@ impl Shape {
         k.is_multiple_of(4) && (call == Call::Forward || n.is_multiple_of(4))
     }
 
-    /// Columns of c.
-    pub(super) const fn cols(&self) -> usize {
-        match self.call {
-            Call::Forward => self.n,
-            Call::Dgrad | Call::Wgrad => self.k,
-        }
+    /// Shapes that are taken to have the same fastest variant: sizes within a power of two.
+    pub(super) fn class(&self) -> String {
+        let floor = |size: usize| if size == 0 { 0 } else { 1 << size.ilog2() };
+        let [a, b] = self.dtypes;
+        format!(
+            "{} {a} {b}, {} experts, {} rows each, n {}, k {}{}",
+            self.call.name(),
+            floor(self.experts.min(16)),
+            floor(self.rows / self.experts.max(1)),
+            floor(self.n),
+            floor(self.k),
+            if self.fours { "" } else { ", unaligned" }
+        )
     }
 
     /// Rows of one expert's c, on average.

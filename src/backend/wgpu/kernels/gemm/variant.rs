@@ -3,6 +3,7 @@
 use super::product::{Call, Shape};
 use crate::backend::wgpu::context::Profile;
 use crate::backend::wgpu::shader::Constant;
+use crate::tensor::DType;
 
 /// How a workgroup shares its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,15 +14,18 @@ pub(crate) enum Strategy {
     Tiled,
     /// `lib_gemm_subgroup.wgsl`: values of a are handed round by shuffles.
     Subgroup,
+    /// `lib_gemm_cooperative.wgsl`: matrix units, whose sums round differently.
+    Cooperative,
 }
 
 /// One way to compute a product.
 ///
-/// All keep one chain of `fma` for each element over the same steps in the same order, so all give the same bits on one
-/// device, and which of them runs is a matter of speed alone.
+/// All but cooperative ones keep one chain of `fma` for each element over the same steps in the same order, so they give the
+/// same bits on one device, and which of them runs is a matter of speed alone.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Variant {
-    /// Strategy, tile of a workgroup, and `x1` where elements are read one at a time.
+    /// Strategy; rows and columns of a workgroup's tile (columns of an invocation, of subgroups); `x1` where elements are read
+    /// one at a time.
     pub(crate) name: &'static str,
     pub(super) strategy: Strategy,
     /// Invocations of a workgroup along rows and columns of c; 0 columns stand for the subgroup's size.
@@ -40,16 +44,19 @@ const fn variant(name: &'static str, strategy: Strategy, grid: [u32; 2], thread:
 }
 
 /// All variants. The last one needs nothing.
-pub(crate) static VARIANTS: [Variant; 9] = [
+pub(crate) static VARIANTS: [Variant; 12] = [
     variant("direct-8x64", Strategy::Direct, [1, 8], [8, 8], true),
     variant("direct-4x64", Strategy::Direct, [1, 8], [4, 8], true),
+    variant("subgroup-16x4", Strategy::Subgroup, [1, 0], [16, 4], true),
+    variant("subgroup-8x4", Strategy::Subgroup, [1, 0], [8, 4], true),
     variant("tiled-128x64", Strategy::Tiled, [16, 16], [8, 4], true),
     variant("tiled-64x64", Strategy::Tiled, [16, 16], [4, 4], true),
     variant("tiled-16x64", Strategy::Tiled, [4, 16], [4, 4], true),
-    variant("subgroup-8x4", Strategy::Subgroup, [1, 0], [8, 4], true),
+    variant("cooperative-f16", Strategy::Cooperative, [1, 0], [32, 32], true),
+    variant("cooperative-f32", Strategy::Cooperative, [1, 0], [32, 32], true),
     variant("tiled-64x64x1", Strategy::Tiled, [16, 16], [4, 4], false),
     variant("tiled-16x64x1", Strategy::Tiled, [4, 16], [4, 4], false),
-    variant("direct-4x32x1", Strategy::Direct, [1, 8], [4, 4], false),
+    variant("direct-8x64x1", Strategy::Direct, [1, 8], [8, 8], false),
 ];
 
 impl Variant {
@@ -63,10 +70,18 @@ impl Variant {
         if self.fours && !shape.fours {
             return Err("rows are not whole vectors of four elements".into());
         }
-        if self.strategy == Strategy::Subgroup {
-            if shape.call == Call::Wgrad {
-                return Err("rows of the left operand are steps".into());
-            }
+        let (halves, matrices) = (self.halves(), profile.cooperative);
+        if self.strategy == Strategy::Subgroup && shape.call == Call::Wgrad {
+            return Err("rows of the left operand are steps".into());
+        }
+        if self.strategy == Strategy::Cooperative && !(if halves { matrices.halves } else { matrices.singles }) {
+            return Err("the device has no such cooperative matrices, or they are not enabled".into());
+        }
+        // The scale of a weight gradient is f32.
+        if halves && (shape.dtypes != [DType::F16; 2] || shape.call == Call::Wgrad) {
+            return Err("an operand is not f16".into());
+        }
+        if self.grid[1] == 0 {
             match profile.subgroup {
                 None => return Err("the device has no subgroups of one size".into()),
                 Some(size) if !size.is_multiple_of(4) => return Err(format!("subgroups have {size} invocations")),
@@ -83,6 +98,11 @@ impl Variant {
         Ok(())
     }
 
+    /// Whether its operands are cooperative matrices of f16.
+    fn halves(&self) -> bool {
+        self.name == "cooperative-f16"
+    }
+
     fn grid(&self, profile: &Profile) -> [u32; 2] {
         let [rows, cols] = self.grid;
         [rows, if cols == 0 { profile.subgroup.unwrap_or(1) } else { cols }]
@@ -96,26 +116,32 @@ impl Variant {
     /// Rows and columns of a workgroup's tile.
     pub(super) fn tile(&self, profile: &Profile) -> [u32; 2] {
         let ([grid_rows, grid_cols], [rows, cols]) = (self.grid(profile), self.thread);
-        [grid_rows * rows, grid_cols * cols]
+        // A cooperative matrix is the whole subgroup's.
+        if self.strategy == Strategy::Cooperative { self.thread } else { [grid_rows * rows, grid_cols * cols] }
     }
 
-    /// An upper bound: both tiles with their padding, and the workgroup's tile description.
+    /// An upper bound: tiles with their padding, and the description of the workgroup's tile.
     fn workgroup_bytes(&self, profile: &Profile) -> u32 {
         let [rows, cols] = self.tile(profile);
-        let tiles = if self.strategy == Strategy::Tiled { STEPS * (rows + cols + 4) * 4 } else { 0 };
-        if self.strategy == Strategy::Direct { 0 } else { tiles + 32 }
+        match self.strategy {
+            Strategy::Direct => 0,
+            Strategy::Subgroup => 32,
+            Strategy::Tiled => STEPS * (rows + cols + 4) * 4 + 32,
+            Strategy::Cooperative => ((rows + cols) * (STEPS + 8) + rows * (cols + 4)) * 4 + 32,
+        }
     }
 
     /// Steps that one invocation may take in one dispatch. Mesa's software driver silently leaves all loops of an invocation
-    /// after 65,535 iterations together.
+    /// after 65,535 iterations together, and counts the test that ends a loop.
     pub(super) fn steps_at_most(&self, profile: &Profile) -> usize {
         const ITERATIONS: usize = 60_000;
         match (profile.software, self.strategy) {
             (false, _) => usize::MAX,
             (true, Strategy::Direct) => 4 * ITERATIONS,
-            // One more for each tile of 16 steps, or of a subgroup's size, 4 at least.
-            (true, Strategy::Tiled) => 4 * ITERATIONS / 5 * 4,
-            (true, Strategy::Subgroup) => 2 * ITERATIONS,
+            // 16 steps are one of the outer loop and four of the inner, which ends with another.
+            (true, Strategy::Tiled) => ITERATIONS / 6 * 16,
+            // Three for four steps at least. No such driver has cooperative matrices.
+            (true, Strategy::Subgroup | Strategy::Cooperative) => ITERATIONS,
         }
     }
 
@@ -123,6 +149,8 @@ impl Variant {
     pub(super) fn constants(&self, profile: &Profile, call: Call, resume: bool) -> Vec<(&'static str, Constant)> {
         let ([grid_rows, grid_cols], [rows, cols]) = (self.grid(profile), self.tile(profile));
         let [thread_rows, thread_cols] = self.thread;
+        // Of a cooperative matrix.
+        let side = if self.halves() { 16 } else { 8 };
         vec![
             ("GRID_ROWS", Constant::U32(grid_rows)),
             ("GRID_COLS", Constant::U32(grid_cols)),
@@ -131,6 +159,9 @@ impl Variant {
             ("TILE_ROWS", Constant::U32(rows)),
             ("TILE_COLS", Constant::U32(cols)),
             ("STEPS", Constant::U32(STEPS)),
+            ("SIDE", Constant::U32(side)),
+            ("FRAGMENTS", Constant::U32(rows / side)),
+            ("HALVES", Constant::Bool(self.halves())),
             ("WIDTH", Constant::U32(if self.fours { 4 } else { 1 })),
             ("VEC4", Constant::Bool(self.fours)),
             ("A_ROWS_ARE_STEPS", Constant::Bool(call.a_rows_are_steps())),
