@@ -83,11 +83,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
         if (round == 0u) {
             sum = sums[BINS - 1u];
         }
-        // The least score of the range decides, and its size where the range's own pairs have taken theirs.
+        // The least score of the range decides, and its size where the range's own pairs have taken theirs. More pairs than slots are
+        // never all certain, also where nothing is left below them.
         let least = min(prefix | ((BINS - 1u - lid) << shift), largest);
         let rest = sub64(sum, sums[lid]);
-        let reach = mul64_32(size(least, largest), max(slots, through) - through);
-        if (reach.z == 0u && less64(reach.xy, rest)) {
+        let reach = mul64_32(size(least, largest), slots - min(slots, through));
+        if (through > slots || (reach.z == 0u && less64(reach.xy, rest))) {
             atomicMin(&first, lid);
         }
         workgroupBarrier();

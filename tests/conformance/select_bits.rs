@@ -10,6 +10,9 @@ use crate::support::rng::Rng;
 use crate::table::{Case, Property, offsets};
 
 const COUNTS: [usize; 6] = [1700, 0, 1, 257, 256, 900];
+
+/// Experts so small that what is certain decides, and that their scores may share all but a few bits.
+const SMALL_COUNTS: [usize; 6] = [11, 33, 3, 13, 2, 8];
 const TOP_K: usize = 4;
 
 /// One positive score.
@@ -36,20 +39,21 @@ const RULES: [SelectRule; 5] = [
     SelectRule::Mixed { certain: 0.999 },
 ];
 
-fn scores(rng: &mut Rng, draw: Draw, special: bool) -> Vec<f32> {
+fn scores(rng: &mut Rng, counts: &[usize], draw: Draw, special: bool) -> Vec<f32> {
     let mut one = |_| match rng.below(40) {
         0 if special => f32::INFINITY,
         1 if special => 0.0,
         _ => draw(rng),
     };
-    (0..COUNTS.iter().sum()).map(&mut one).collect()
+    (0..counts.iter().sum()).map(&mut one).collect()
 }
 
-/// A selection, with the quotas as a function of the load; `own_ids` brings ids of which many are equal.
-fn select(seed: u64, rule: SelectRule, draw: Draw, quota: Quota, own_ids: bool) -> Case {
+/// A selection, with the quotas as a function of the load; every other pair of seeds brings ids of which many are equal.
+fn select(seed: u64, counts: &[usize], rule: SelectRule, draw: Draw, quota: Quota) -> Case {
     let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
-    let (rows, experts) = (COUNTS.iter().sum::<usize>(), COUNTS.len());
-    let scores = scores(&mut rng, draw, seed.is_multiple_of(2));
+    let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
+    let scores = scores(&mut rng, counts, draw, seed.is_multiple_of(2));
+    let own_ids = (seed / 2).is_multiple_of(2);
     let tokens = rows.div_ceil(TOP_K) + 1;
     let pairs = tokens * TOP_K;
     let mut pair_of_row: Vec<u32> = (0..pairs as u32).collect();
@@ -58,7 +62,7 @@ fn select(seed: u64, rule: SelectRule, draw: Draw, quota: Quota, own_ids: bool) 
     let ids: Vec<u32> = (0..2 * tokens).map(|word| rng.below(if word % 2 == 0 { 5 } else { 3 }) as u32).collect();
     let keys: Vec<u32> = (0..tokens).map(|_| rng.below(7) as u32).collect();
     let g: Vec<f32> = (0..pairs).map(|_| rng.normal() as f32).collect();
-    let quotas: Vec<u32> = COUNTS.iter().map(|&count| quota(count) as u32).collect();
+    let quotas: Vec<u32> = counts.iter().map(|&count| quota(count) as u32).collect();
     let capacity = quotas.iter().sum::<u32>() as usize;
     let args = Select {
         rows,
@@ -70,10 +74,10 @@ fn select(seed: u64, rule: SelectRule, draw: Draw, quota: Quota, own_ids: bool) 
         stream: PairStream::new(&PairKey { seed, step: 11, call_id: 0, layer: 5 }),
         first_token: u64::from(u32::MAX) - 100,
         score: case.f32("score", &scores),
-        mean: case.f32("mean", &[1.0; COUNTS.len()]),
+        mean: case.f32("mean", &vec![1.0; experts]),
         quotas: case.u32("quotas", &quotas),
         pair_of_row: case.u32("pair_of_row", &pair_of_row),
-        offsets: case.u32("offsets", &offsets(&COUNTS)),
+        offsets: case.u32("offsets", &offsets(counts)),
         weights: case.f32("weights", &g),
         token_ids: case.optional_u32("token_ids", own_ids.then_some(&ids)),
         order: case.optional_u32("order", (rule == SelectRule::Systematic).then_some(&keys)),
@@ -92,7 +96,7 @@ fn select(seed: u64, rule: SelectRule, draw: Draw, quota: Quota, own_ids: bool) 
 fn demand(seed: u64, draw: Draw) -> Case {
     let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
     let experts = COUNTS.len();
-    let scores = scores(&mut rng, draw, true);
+    let scores = scores(&mut rng, &COUNTS, draw, true);
     let means: Vec<f32> = (0..experts).map(|_| draw(&mut rng)).collect();
     let args = Demand {
         rows: scores.len(),
@@ -122,19 +126,22 @@ fn agree(case: &Case, except: &str, runner: &dyn Runner) -> Result<(), String> {
 }
 
 fn selections(runner: &dyn Runner) -> Result<(), String> {
-    let quotas: [(&str, Quota); 4] = [
+    let quotas: [(&str, Quota); 5] = [
         ("half", |count| count / 2),
         ("one", |count| count.min(1)),
         ("nearly all", |count| count - count / 16),
+        ("three quarters", |count| count - count / 4),
         ("a twentieth", |count| count.div_ceil(20)),
     ];
     let mut seed = 0;
     for (kind, draw) in KINDS {
         for rule in RULES {
             for (label, quota) in quotas {
-                seed += 1;
-                let case = select(seed, rule, draw, quota, (seed / 2).is_multiple_of(2));
-                agree(&case, "stats", runner).map_err(|why| format!("{kind}, {rule:?}, {label}: {why}"))?;
+                for counts in [&COUNTS, &SMALL_COUNTS] {
+                    seed += 1;
+                    let case = select(seed, counts, rule, draw, quota);
+                    agree(&case, "stats", runner).map_err(|why| format!("{kind}, {rule:?}, {label}: {why}"))?;
+                }
             }
         }
     }

@@ -21,8 +21,10 @@ impl Mapping {
     /// Asks for a buffer's content, as the submissions so far leave it.
     pub(super) fn new(buffer: wgpu::Buffer) -> Self {
         let (sender, answers): (Sender<bool>, _) = channel();
-        // Nobody is left to be told where the receiver is gone.
-        buffer.map_async(wgpu::MapMode::Read, .., move |result| drop(sender.send(result.is_ok())));
+        buffer.map_async(wgpu::MapMode::Read, .., move |result| {
+            // Fails where nobody is left to be told.
+            let _ = sender.send(result.is_ok());
+        });
         Self { buffer, answers: Mutex::new(answers), answer: OnceLock::new() }
     }
 
