@@ -6,6 +6,7 @@ use super::Inner;
 use super::buffer::WgpuBuffer;
 use super::checks::{Pending, Place, WORDS};
 use super::context::{Context, Profile};
+use super::known::{Known, Question};
 use super::launch::{Arg, Launch, MAX_STORAGE, groups_of, u32_of};
 use super::pipelines::{GroupKey, PARAM_BYTES};
 use super::shader::{Bound, FIXED_PARAMS, Param, Source, Specialisation, View, kinds, source};
@@ -68,6 +69,7 @@ pub(crate) struct Encoder<'a> {
     in_use: Vec<WgpuBuffer>,
     idle: Vec<WgpuBuffer>,
     kept: Vec<WgpuBuffer>,
+    pub(super) known: Known,
     timer: Option<Timer>,
     pub(super) faults: Option<WgpuBuffer>,
     pub(super) places: Vec<Place>,
@@ -98,6 +100,7 @@ impl<'a> Encoder<'a> {
             in_use: Vec::new(),
             idle: Vec::new(),
             kept: Vec::new(),
+            known: Known::default(),
             timer,
             faults: None,
             places: Vec::new(),
@@ -154,6 +157,35 @@ impl<'a> Encoder<'a> {
         let buffer = self.inner.alloc(name, dtype, len, Category::Scratch)?;
         self.kept.push(buffer.clone());
         Ok(buffer)
+    }
+
+    /// What `find` makes of buffers in workspace of that many words, or made of them before in this recording.
+    ///
+    /// # Errors
+    /// Those of `find` and of the allocation.
+    pub(crate) fn derived(
+        &mut self,
+        question: Question,
+        about: &[&WgpuBuffer],
+        (name, words): (&str, usize),
+        find: impl FnOnce(&mut Self, &WgpuBuffer) -> Result<()>,
+    ) -> Result<WgpuBuffer> {
+        if let Some(Some(found)) = self.known.find(question, about) {
+            return Ok(found);
+        }
+        let found = self.scratch_kept(name, DType::U32, words)?;
+        find(self, &found)?;
+        self.known.add(question, about, Some(found.clone()));
+        Ok(found)
+    }
+
+    /// Whether a check has to be made: not twice of buffers that nothing has written since.
+    pub(super) fn asks(&mut self, question: Question, about: &[&WgpuBuffer]) -> bool {
+        let new = self.known.find(question, about).is_none();
+        if new {
+            self.known.add(question, about, None);
+        }
+        new
     }
 
     /// Sets every word, or every element of 16 bits, to a pattern.

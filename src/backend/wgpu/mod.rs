@@ -32,6 +32,7 @@ mod checks;
 mod context;
 mod encode;
 mod kernels;
+mod known;
 mod launch;
 mod mapping;
 mod pipelines;
@@ -61,6 +62,7 @@ pub use tuning::{ChoiceSource, ChosenVariant, Tune};
 
 use super::pool::Pool;
 use super::{Backend, Caps};
+use crate::kernel::Access;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;
 use crate::tensor::{DType, HostData};
@@ -363,9 +365,19 @@ impl Inner {
         for command in commands {
             encoder.begin(command.name());
             match command {
-                Command::Dispatch(kernel) => kernels::dispatch(kernel, &mut encoder)?,
-                Command::Fill { buffer, bits } => encoder.fill(buffer, *bits)?,
-                Command::Copy { src, dst } => encoder.copy(src, dst)?,
+                Command::Dispatch(kernel) => {
+                    kernels::dispatch(kernel, &mut encoder)?;
+                    let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
+                    written.filter_map(|binding| binding.buffer).for_each(|buffer| encoder.known.written(buffer));
+                }
+                Command::Fill { buffer, bits } => {
+                    encoder.fill(buffer, *bits)?;
+                    encoder.known.written(buffer);
+                }
+                Command::Copy { src, dst } => {
+                    encoder.copy(src, dst)?;
+                    encoder.known.written(dst);
+                }
             }
         }
         let mut submitted = encoder.finish()?;

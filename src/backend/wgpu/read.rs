@@ -15,6 +15,10 @@ use crate::{Error, Result};
 /// Bytes of uploads that are not waited for at most: the queue copies what it is given, and keeps the copy until the device has it.
 const UPLOAD_BYTES: usize = 64 << 20;
 
+/// Bytes of a buffer that is poisoned by a write, which waits for the next submission; a submission of its own costs more than
+/// the bytes, as long as they are few.
+const POISON_BYTES: usize = 64 << 10;
+
 /// Bytes of a host array.
 fn bytes_of(data: &HostData) -> &[u8] {
     match data {
@@ -92,6 +96,15 @@ impl Inner {
             DType::F16 => f16::NAN.to_bits().into(),
             DType::U32 => u32::MAX - 1,
         };
+        let bytes = (buffer.len() * buffer.dtype().bytes()).next_multiple_of(4);
+        if bytes <= POISON_BYTES {
+            let word = if buffer.dtype().bytes() == 2 { bits * 0x1_0001 } else { bits };
+            let words = vec![word; bytes / 4];
+            return self.context.scoped("poison", || {
+                let at = buffer.offset();
+                self.context.queue.write_buffer(&buffer.memory().buffer, at, bytemuck::cast_slice(&words));
+            });
+        }
         self.context.scoped("poison", || -> Result<()> {
             let mut encoder = Encoder::new(self, 0, None);
             encoder.begin("poison");
