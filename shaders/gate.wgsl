@@ -8,6 +8,8 @@ var<workgroup> expert_keys: array<u32, KEPT_KEYS>;
 var<workgroup> group_keys: array<u32, N_GROUP>;
 var<workgroup> best_keys: array<u32, WORKGROUP_SIZE>;
 var<workgroup> best_ids: array<u32, WORKGROUP_SIZE>;
+var<workgroup> part_keys: array<u32, PARTS>;
+var<workgroup> part_ids: array<u32, PARTS>;
 
 struct Token {
     /// Index of its first logit.
@@ -41,18 +43,25 @@ fn workgroup_first(lane: u32, own: Rank) -> Rank {
     best_keys[lane] = own.key;
     best_ids[lane] = own.id;
     workgroupBarrier();
-    for (var width = WORKGROUP_SIZE / 2u; width > 0u; width /= 2u) {
-        if (lane < width) {
-            let other = Rank(best_keys[lane + width], best_ids[lane + width]);
-            if (precedes(other, Rank(best_keys[lane], best_ids[lane]))) {
-                best_keys[lane] = other.key;
-                best_ids[lane] = other.id;
+    if (lane < PARTS) {
+        var best = own;
+        for (var i = lane + PARTS; i < WORKGROUP_SIZE; i += PARTS) {
+            let other = Rank(best_keys[i], best_ids[i]);
+            if (precedes(other, best)) {
+                best = other;
             }
         }
-        workgroupBarrier();
+        part_keys[lane] = best.key;
+        part_ids[lane] = best.id;
     }
-    let first = Rank(best_keys[0], best_ids[0]);
     workgroupBarrier();
+    var first = Rank(part_keys[0], part_ids[0]);
+    for (var part = 1u; part < PARTS; part++) {
+        let other = Rank(part_keys[part], part_ids[part]);
+        if (precedes(other, first)) {
+            first = other;
+        }
+    }
     return first;
 }
 

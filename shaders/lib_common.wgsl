@@ -1,5 +1,11 @@
 const NONE: u32 = 0xffffffffu;
 
+// Reductions and prefix sums over a workgroup go in two steps: invocations below PARTS take SPAN values each, then all of them
+// take what those found. That is two barriers instead of one for each doubling, and barriers are what costs most where a core
+// runs the invocations of a workgroup in turn.
+const PARTS: u32 = 8u + 8u * u32(WORKGROUP_SIZE > 64u);
+const SPAN: u32 = WORKGROUP_SIZE / PARTS;
+
 // Grids are folded into two dimensions and split into several dispatches: the linear index of a workgroup.
 fn group_index(workgroup: vec3<u32>) -> u32 {
     return params.group_base + workgroup.y * params.grid_x + workgroup.x;

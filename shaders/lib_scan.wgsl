@@ -1,24 +1,33 @@
+// Prefix sums over a workgroup. What one call reads last is written by the next only behind its first barrier.
+
 var<workgroup> scan_words: array<u32, WORKGROUP_SIZE>;
+var<workgroup> scan_parts: array<u32, PARTS>;
 
 // Sum of the values of all invocations up to this one. All invocations of the workgroup call it together.
 fn scan(lane: u32, value: u32) -> u32 {
-    // Others may still read the sum of the last call.
-    workgroupBarrier();
     scan_words[lane] = value;
     workgroupBarrier();
-    for (var step = 1u; step < WORKGROUP_SIZE; step <<= 1u) {
-        var sum = scan_words[lane];
-        if (lane >= step) {
-            sum += scan_words[lane - step];
+    if (lane < PARTS) {
+        var sum = 0u;
+        for (var i = lane * SPAN; i < (lane + 1u) * SPAN; i++) {
+            sum += scan_words[i];
+            scan_words[i] = sum;
         }
-        workgroupBarrier();
-        scan_words[lane] = sum;
-        workgroupBarrier();
+        scan_parts[lane] = sum;
     }
-    return scan_words[lane];
+    workgroupBarrier();
+    var through = scan_words[lane];
+    for (var part = 0u; part < lane / SPAN; part++) {
+        through += scan_parts[part];
+    }
+    return through;
 }
 
 // Sum of all values of the last call.
 fn scanned() -> u32 {
-    return scan_words[WORKGROUP_SIZE - 1u];
+    var sum = 0u;
+    for (var part = 0u; part < PARTS; part++) {
+        sum += scan_parts[part];
+    }
+    return sum;
 }

@@ -15,20 +15,29 @@ fn total(sum: vec2<f32>) -> f32 {
     return sum.x;
 }
 
+fn plus_sum(sum: vec2<f32>, other: vec2<f32>) -> vec2<f32> {
+    let both = plus(sum, other.x);
+    return vec2<f32>(both.x, both.y + other.y);
+}
+
 var<workgroup> partial_sums: array<vec2<f32>, WORKGROUP_SIZE>;
+var<workgroup> partial_parts: array<vec2<f32>, PARTS>;
 
 // The sum over all invocations, in a fixed order. All invocations of the workgroup call it together.
 fn sum_lanes(lane: u32, own: vec2<f32>) -> f32 {
-    workgroupBarrier();
     partial_sums[lane] = own;
-    for (var width = WORKGROUP_SIZE / 2u; width > 0u; width >>= 1u) {
-        workgroupBarrier();
-        if (lane < width) {
-            let other = partial_sums[lane + width];
-            let sum = plus(partial_sums[lane], other.x);
-            partial_sums[lane] = vec2<f32>(sum.x, sum.y + other.y);
+    workgroupBarrier();
+    if (lane < PARTS) {
+        var sum = own;
+        for (var other = lane + PARTS; other < WORKGROUP_SIZE; other += PARTS) {
+            sum = plus_sum(sum, partial_sums[other]);
         }
+        partial_parts[lane] = sum;
     }
     workgroupBarrier();
-    return total(partial_sums[0]);
+    var all = partial_parts[0];
+    for (var part = 1u; part < PARTS; part++) {
+        all = plus_sum(all, partial_parts[part]);
+    }
+    return total(all);
 }

@@ -8,8 +8,9 @@ const ROUNDS: u32 = 4u;
 var<workgroup> pairs: array<atomic<u32>, BINS>;
 var<workgroup> sizes_low: array<atomic<u32>, BINS>;
 var<workgroup> sizes_high: array<atomic<u32>, BINS>;
-// Sums over a range and all above.
-var<workgroup> sums: array<vec2<u32>, BINS>;
+// Sums over ranges, as in lib_scan.
+var<workgroup> ranges: array<vec3<u32>, BINS>;
+var<workgroup> parts: array<vec3<u32>, PARTS>;
 // First range from the top that is not certain, and slots and sizes that those above leave.
 var<workgroup> first: atomic<u32>;
 var<workgroup> start: vec2<u32>;
@@ -20,19 +21,37 @@ fn add_sizes(bin: u32, value: vec2<u32>) {
     atomicAdd(&sizes_high[bin], value.y + u32(old + value.x < old));
 }
 
-fn scan_sizes(lane: u32, value: vec2<u32>) {
+// Pairs, and sizes in yz, of a range and all above.
+fn scan_ranges(lane: u32, value: vec3<u32>) -> vec3<u32> {
+    ranges[lane] = value;
     workgroupBarrier();
-    sums[lane] = value;
-    workgroupBarrier();
-    for (var step = 1u; step < BINS; step <<= 1u) {
-        var sum = sums[lane];
-        if (lane >= step) {
-            sum = add64(sum, sums[lane - step]);
+    if (lane < PARTS) {
+        var sum = vec3<u32>(0u);
+        for (var i = lane * SPAN; i < (lane + 1u) * SPAN; i++) {
+            sum = add_range(sum, ranges[i]);
+            ranges[i] = sum;
         }
-        workgroupBarrier();
-        sums[lane] = sum;
-        workgroupBarrier();
+        parts[lane] = sum;
     }
+    workgroupBarrier();
+    var through = ranges[lane];
+    for (var part = 0u; part < lane / SPAN; part++) {
+        through = add_range(through, parts[part]);
+    }
+    return through;
+}
+
+fn add_range(a: vec3<u32>, b: vec3<u32>) -> vec3<u32> {
+    return vec3<u32>(a.x + b.x, add64(a.yz, b.yz));
+}
+
+// Sizes of all ranges of the last call.
+fn scanned_sizes() -> vec2<u32> {
+    var sum = vec2<u32>(0u);
+    for (var part = 0u; part < PARTS; part++) {
+        sum = add64(sum, parts[part].yz);
+    }
+    return sum;
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -78,15 +97,15 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
         workgroupBarrier();
         let own_pairs = atomicLoad(&pairs[lid]);
         let own_sizes = vec2<u32>(atomicLoad(&sizes_low[lid]), atomicLoad(&sizes_high[lid]));
-        let through = scan(lid, own_pairs);
-        scan_sizes(lid, own_sizes);
+        let range = scan_ranges(lid, vec3<u32>(own_pairs, own_sizes));
+        let through = range.x;
         if (round == 0u) {
-            sum = sums[BINS - 1u];
+            sum = scanned_sizes();
         }
         // The least score of the range decides, and its size where the range's own pairs have taken theirs. More pairs than slots are
         // never all certain, also where nothing is left below them.
         let least = min(prefix | ((BINS - 1u - lid) << shift), largest);
-        let rest = sub64(sum, sums[lid]);
+        let rest = sub64(sum, range.yz);
         let reach = mul64_32(size(least, largest), slots - min(slots, through));
         if (through > slots || (reach.z == 0u && less64(reach.xy, rest))) {
             atomicMin(&first, lid);

@@ -1,7 +1,9 @@
 // Systematic sampling along every expert's list, one workgroup each: lengths are laid end to end on a circle of the sum of the sizes,
 // and a pair stays where its own passes the end of the circle. Pairs whose length is 0 are not on it.
 
-var<workgroup> ends: array<vec2<u32>, WORKGROUP_SIZE>;
+// Where lengths begin within their part, and where parts end.
+var<workgroup> starts: array<vec2<u32>, WORKGROUP_SIZE>;
+var<workgroup> part_ends: array<vec2<u32>, PARTS>;
 // Slots and sum of the sizes, and the expert's rows.
 var<workgroup> start: vec3<u32>;
 var<workgroup> span: vec2<u32>;
@@ -41,27 +43,27 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
             row = load_sorted(tile + lid);
             length = vec2<u32>(load_length(2u * row), load_length(2u * row + 1u));
         }
+        starts[lid] = length;
         workgroupBarrier();
-        ends[lid] = length;
+        if (lid < PARTS) {
+            var through = vec2<u32>(0u);
+            for (var i = lid * SPAN; i < (lid + 1u) * SPAN; i++) {
+                let own = starts[i];
+                starts[i] = through;
+                through = add_around(through, own, sum);
+            }
+            part_ends[lid] = through;
+        }
         workgroupBarrier();
-        for (var step = 1u; step < WORKGROUP_SIZE; step <<= 1u) {
-            var through = ends[lid];
-            if (lid >= step) {
-                through = add_around(through, ends[lid - step], sum);
+        var before = add_around(at, starts[lid], sum);
+        for (var part = 0u; part < PARTS; part++) {
+            if (part < lid / SPAN) {
+                before = add_around(before, part_ends[part], sum);
             }
-            workgroupBarrier();
-            ends[lid] = through;
-            workgroupBarrier();
+            at = add_around(at, part_ends[part], sum);
         }
-        if (any(length != vec2<u32>(0u))) {
-            var before = at;
-            if (lid > 0u) {
-                before = add_around(at, ends[lid - 1u], sum);
-            }
-            if (less64(length, sub64(sum, before))) {
-                store_chosen(row, 0u);
-            }
+        if (any(length != vec2<u32>(0u)) && less64(length, sub64(sum, before))) {
+            store_chosen(row, 0u);
         }
-        at = add_around(at, ends[WORKGROUP_SIZE - 1u], sum);
     }
 }

@@ -137,6 +137,11 @@ impl WgpuBuffer {
         self.shared.len >= 4 && self.shared.offset.is_multiple_of(4 * self.shared.dtype.bytes() as u64)
     }
 
+    /// Whether the two handles are of the same elements.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.memory().id == other.memory().id && self.bytes() == other.bytes()
+    }
+
     /// Whole rows of `cols` elements that the buffer holds; 0 for `cols = 0`.
     pub(crate) fn len_rows(&self, cols: usize) -> usize {
         self.len().checked_div(cols).unwrap_or(0)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
+use super::known::Question;
 use super::launch::{Arg, Launch, groups_of, u32_of};
 use super::mapping::Mapping;
 use super::shader::{Constant, Param, Source, source};
@@ -114,7 +115,11 @@ impl Encoder<'_> {
     /// [`Error::Shape`] for a buffer of another type or fewer entries.
     pub(crate) fn check_offsets(&mut self, offsets: &WgpuBuffer, groups: usize, rows: usize) -> Result<()> {
         let entries = offset_count(groups)?;
+        let about = offsets;
         let offsets = Arg::u32("offsets", offsets, entries)?;
+        if !self.asks(Question::Offsets { groups, rows }, &[about]) {
+            return Ok(());
+        }
         let Some((faults, place)) = self.place(Place::Offsets { rows })? else { return Ok(()) };
         self.launch(Launch {
             source: &CHECK_OFFSETS,
@@ -142,9 +147,13 @@ impl Encoder<'_> {
             Extent::Used(offsets, groups, rows) => (rows, groups, Some(offsets)),
         };
         let entries = Arg::u32("index", index.buffer, rows)?;
+        let about: Vec<_> = std::iter::once(index.buffer).chain(offsets).collect();
         let offsets = Arg::optional_u32("offsets", offsets, offset_count(groups)?)?;
         let limit = (index.limit as u64).saturating_mul(index.div as u64);
         if limit > u64::from(u32::MAX) && index.none {
+            return Ok(());
+        }
+        if !self.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
             return Ok(());
         }
         let Some((faults, place)) = self.place(Place::Index { name: index.name, limit })? else { return Ok(()) };
@@ -207,7 +216,10 @@ impl Encoder<'_> {
             Some(faults) => faults.clone(),
             None => {
                 let faults = self.scratch_kept("faults", DType::U32, self.places_at_most * WORDS)?;
-                self.fill(&faults, 0)?;
+                // In front of the next submission, so of all that this recording runs from here on.
+                let zeros = vec![0; self.places_at_most * WORDS];
+                let (memory, at) = (&faults.memory().buffer, faults.offset());
+                self.inner().context.queue.write_buffer(memory, at, bytemuck::cast_slice::<u32, u8>(&zeros));
                 self.faults = Some(faults.clone());
                 faults
             }

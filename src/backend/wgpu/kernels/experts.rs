@@ -9,8 +9,9 @@ pub(super) const ROW_WORKGROUP: u32 = 64;
 /// Invocations of a workgroup that takes an expert: as many as a byte has values, for radix selection.
 pub(super) const EXPERT_WORKGROUP: u32 = 256;
 
-/// Rows at most: sizes of 40 bits summed over an expert's rows stay below 2^64.
-const MOST_ROWS: usize = (1 << 24) - 1;
+/// Rows at most: all of them may be one expert's, and its workgroup is not to run for longer than watchdogs wait. Sizes of 40 bits
+/// summed over so many stay below 2^64.
+const MOST_ROWS: usize = 1 << 22;
 
 /// Rows at most where a workgroup may not loop on: software adapters end an invocation's loops without a word after 65535 turns,
 /// and selection takes up to 42 for every 256 rows.

@@ -19,8 +19,11 @@ static SIGMOID_BACKWARD: Source = source!("sigmoid_backward");
 /// Workgroup memory in bytes that every device has.
 const WORKGROUP_BYTES: usize = 16 << 10;
 
-/// Bytes of workgroup memory for reductions, per invocation: a sum, a maximum, the best key with its index.
+/// Bytes of workgroup memory for reductions, per invocation and per part: a sum, a maximum, the best key with its index.
 const LANE_BYTES: usize = 16;
+
+/// Parts of a reduction at most, `PARTS` of `lib_common.wgsl`.
+const MAX_PARTS: usize = 16;
 
 /// Invocations for a row of experts: about four experts each.
 pub(super) fn workgroup_for(experts: usize) -> u32 {
@@ -45,8 +48,8 @@ fn check_rounds(kernel: &str, rounds: usize, experts: usize, top_k: usize) -> Re
 /// Rounds of the loops of one invocation: softmax and keys, groups, and slots.
 fn gate_rounds(args: &Gate<WgpuBuffer>, lanes: usize) -> usize {
     let (experts, groups, kept) = (args.experts, args.rule.n_group, args.rule.topk_group);
-    // Each reduction halves the invocations.
-    let reduction = lanes.ilog2() as usize;
+    // A reduction takes the invocations in parts, then the parts.
+    let reduction = MAX_PARTS + lanes / 8;
     let pass = |candidates: usize| candidates.div_ceil(lanes) + reduction;
     let slots = args.top_k * pass(experts);
     let selection = if kept < groups { groups.div_ceil(lanes) * (experts / groups) + kept * pass(groups) } else { 0 };
@@ -62,7 +65,7 @@ pub(crate) fn gate(args: &Gate<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> 
     let (e, k) = (u32_of("experts", experts)?, u32_of("top_k", top_k)?);
     let workgroup = workgroup_for(experts);
     let lanes = workgroup as usize;
-    let keys = (WORKGROUP_BYTES - LANE_BYTES * lanes) / 4;
+    let keys = (WORKGROUP_BYTES - LANE_BYTES * (lanes + MAX_PARTS)) / 4;
     if rule.n_group > keys {
         return Err(Error::Unsupported {
             what: format!("gate of {} groups of experts", rule.n_group),

@@ -58,7 +58,8 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
         let cost = 32 * CHUNK as u64 * u64::from(workgroup);
         to.launch(pass("sums_of_chunks", chunks as u64 * column_groups, cost)?)?;
     }
-    let rounds = chunks.div_ceil(TOTAL_WORKGROUP as usize) + 8;
+    // Its chunks, then at most as many rounds as there are invocations.
+    let rounds = chunks.div_ceil(TOTAL_WORKGROUP as usize) + TOTAL_WORKGROUP as usize;
     check_rounds(to.profile(), rounds, || format!("router_loss of {tokens} tokens"))?;
     to.launch(Launch {
         source: &TOTAL,

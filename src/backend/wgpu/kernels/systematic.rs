@@ -8,7 +8,7 @@ use crate::backend::wgpu::launch::{Arg, u32_of};
 use crate::backend::wgpu::shader::{Param, Source, source};
 use crate::tensor::DType;
 
-static CERTAIN: Source = source!("systematic_certain", ["lib_wide", "lib_exact", "lib_size", "lib_scan", "lib_plan"]);
+static CERTAIN: Source = source!("systematic_certain", ["lib_wide", "lib_exact", "lib_size", "lib_plan"]);
 static MERGE: Source = source!("systematic_merge", ["lib_wide", "lib_place"]);
 static DRAW: Source = source!("systematic_draw", ["lib_wide", "lib_philox", "lib_plan"]);
 

@@ -9,10 +9,10 @@ use super::window::{Weights, Window};
 use crate::Result;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::encode::Encoder;
+use crate::backend::wgpu::known::Question;
 use crate::backend::wgpu::launch::{Arg, Launch, check_rounds, u32_of};
 use crate::backend::wgpu::shader::{Param, Source, source};
 use crate::backend::{Buffer as _, elements};
-use crate::tensor::DType;
 
 static STARTS: Source = source!("gemm_starts");
 
@@ -145,22 +145,23 @@ impl Plan<'_> {
         let lanes = STARTS_WORKGROUP as usize;
         let rounds = experts.div_ceil(lanes).saturating_mul(2).saturating_add(lanes);
         check_rounds(to.profile(), rounds, || format!("{} of {experts} groups", self.product.call.name()))?;
-        let starts = to.scratch("starts", DType::U32, entries)?;
-        to.launch(Launch {
-            source: &STARTS,
-            entry: "main",
-            workgroup: STARTS_WORKGROUP,
-            constants: vec![],
-            params: vec![
-                ("rows", Param::U32(u32_of("rows", rows)?)),
-                ("experts", Param::U32(u32_of("groups", experts)?)),
-                ("tile_rows", Param::U32(tile_rows)),
-            ],
-            args: vec![Arg::u32("offsets", offsets, entries)?, Arg::u32("starts", &starts, entries)?],
-            groups: u64::from(experts > 0),
-            cost: experts as u64 * 16,
-        })?;
-        Ok(starts)
+        let question = Question::Tiles { groups: experts, rows, tile_rows };
+        to.derived(question, &[offsets], ("starts", entries), |to, starts| {
+            to.launch(Launch {
+                source: &STARTS,
+                entry: "main",
+                workgroup: STARTS_WORKGROUP,
+                constants: vec![],
+                params: vec![
+                    ("rows", Param::U32(u32_of("rows", rows)?)),
+                    ("experts", Param::U32(u32_of("groups", experts)?)),
+                    ("tile_rows", Param::U32(tile_rows)),
+                ],
+                args: vec![Arg::u32("offsets", offsets, entries)?, Arg::u32("starts", starts, entries)?],
+                groups: u64::from(experts > 0),
+                cost: experts as u64 * 16,
+            })
+        })
     }
 
     /// One window over some of the steps: of the columns, or of the rows of each group.
