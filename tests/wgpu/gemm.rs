@@ -9,7 +9,7 @@ use lrmoe::{Backend, DType, HostData, Recording, WgpuBackend, WgpuOptions};
 
 use crate::{Outcome, backend, holds, text, trial};
 
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("gemm::every_f16_number_is_exact_in_every_variant", f16_numbers),
         trial("gemm::chosen_variants_are_those_that_run", chosen),

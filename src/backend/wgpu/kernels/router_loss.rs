@@ -29,6 +29,9 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
     // Without experts there is nothing to sum over tokens.
     let tokens = if experts == 0 { 0 } else { args.tokens };
     let chunks = tokens.div_ceil(CHUNK);
+    // Of the last pass: over the chunks, then at most as many rounds as there are invocations.
+    let rounds = chunks.div_ceil(TOTAL_WORKGROUP as usize) + TOTAL_WORKGROUP as usize;
+    check_rounds(to.profile(), rounds, || format!("router_loss of {tokens} tokens"))?;
     let partial_len = elements("sums of chunks", &[chunks, columns])?;
     let partial_buffer = to.scratch("sums of chunks", DType::F32, partial_len.max(1))?;
     let partial = Arg::f32("partial", &partial_buffer, partial_len.max(1))?;
@@ -58,9 +61,6 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
         let cost = 32 * CHUNK as u64 * u64::from(workgroup);
         to.launch(pass("sums_of_chunks", chunks as u64 * column_groups, cost)?)?;
     }
-    // Its chunks, then at most as many rounds as there are invocations.
-    let rounds = chunks.div_ceil(TOTAL_WORKGROUP as usize) + TOTAL_WORKGROUP as usize;
-    check_rounds(to.profile(), rounds, || format!("router_loss of {tokens} tokens"))?;
     to.launch(Launch {
         source: &TOTAL,
         entry: "main",
