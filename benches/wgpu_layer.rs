@@ -132,7 +132,8 @@ impl Side {
         let weights = MoeWeights::init(&config, 7, 0.05)?;
         let plan = PlanOptions { retention: Retention::Fraction(0.5), ..PlanOptions::default() };
         let options = LayerOptions { select, plan, ..LayerOptions::default() };
-        let tensor = |seed| Tensor::from_f32(&backend, &noise(seed, sizes.tokens * sizes.hidden), sizes.tokens, sizes.hidden);
+        let tensor =
+            |seed| Tensor::from_f32(&backend, &noise(seed, sizes.tokens * sizes.hidden), sizes.tokens, sizes.hidden);
         let (x, dy) = (tensor(1)?, tensor(2)?);
         let layer = MoeLayer::new(&backend, config, weights, options)?;
         Ok(Self { backend, layer, x, dy, step: 0 })
@@ -181,7 +182,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Rounds of tables by name: median and calls of each.
 fn medians(rounds: &[BTreeMap<&'static str, (Duration, usize)>]) -> Vec<(&'static str, f64, usize)> {
     let Some(first) = rounds.first() else { return Vec::new() };
-    let of = |name: &str| median(rounds.iter().filter_map(|round| round.get(name)).map(|&(time, _)| ms(time)).collect());
+    let of =
+        |name: &str| median(rounds.iter().filter_map(|round| round.get(name)).map(|&(time, _)| ms(time)).collect());
     let mut all: Vec<_> = first.iter().map(|(&name, &(_, calls))| (name, of(name), calls)).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
     all
