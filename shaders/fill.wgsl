@@ -1,4 +1,4 @@
-// Sets words to a pattern; with `half` the last word keeps its upper half.
+// Sets words to a pattern; the last one keeps the bits of `keep`.
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
     let group = group_index(wid);

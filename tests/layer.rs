@@ -51,6 +51,7 @@ fn main() -> std::process::ExitCode {
         missing: || None,
         make: device::cpu,
         budget: |bytes| device::cpu_with(CpuOptions { poison: true, budget: Some(bytes), threads: None }),
+        sample: 1.0,
         workspace: false,
         threads: Some(|n| device::cpu_with(CpuOptions { poison: true, budget: None, threads: Some(n) })),
     };
@@ -60,6 +61,7 @@ fn main() -> std::process::ExitCode {
         missing: || device::wgpu().err(),
         make: device::wgpu_here,
         budget: device::wgpu_within,
+        sample: 0.1,
         workspace: true,
         threads: None,
     };
@@ -83,6 +85,9 @@ struct Device<B> {
     make: fn() -> B,
     /// With a byte budget.
     budget: fn(u64) -> B,
+    /// Part of the seeds that trials on statistics take: a device that selects the CPU's pairs bit for bit, as `conformance` shows, does
+    /// not need as many again.
+    sample: f64,
     /// Whether its kernels allocate workspace of their own, beside what layers ask for.
     workspace: bool,
     /// With a number of threads, where that means something.
@@ -96,6 +101,13 @@ impl<B> Clone for Device<B> {
 }
 
 impl<B> Copy for Device<B> {}
+
+impl<B> Device<B> {
+    /// Seeds of a trial that takes so many on the CPU.
+    fn seeds(&self, all: u64) -> u64 {
+        (all as f64 * self.sample).ceil() as u64
+    }
+}
 
 fn on_device<B: Backend>(device: Device<B>) -> Vec<Trial> {
     [

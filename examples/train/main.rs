@@ -97,13 +97,17 @@ fn settle_thread_pools() {
 /// Reads the text, finds the device and does what the options ask for; returns the exit code.
 fn train(options: &Options) -> Result<u8, Failure> {
     let corpus = if options.corpus.is_empty() { Corpus::embedded()? } else { Corpus::read(&options.corpus)? };
-    let device = lrmoe::backend::choose(&options.device).map_err(|e| Failure::usage(format!("--device: {e}")))?;
+    let device = match (options.experiment.ranks, options.device.as_str()) {
+        (None, name) => name,
+        (Some(_), "auto" | "cpu") => "cpu",
+        (Some(_), _) => {
+            return Err(Failure::usage("--device: with --ranks the virtual ranks share the CPU; allowed: auto, cpu"));
+        }
+    };
+    let device = lrmoe::backend::choose(device).map_err(|e| Failure::usage(format!("--device: {e}")))?;
     let stop = stop_on_ctrl_c()?;
     introduce(&corpus, &device);
     match options.experiment.ranks {
-        Some(_) if !matches!(options.device.as_str(), "auto" | "cpu") => {
-            Err(Failure::usage("--device: with --ranks the virtual ranks share the CPU; allowed: auto, cpu"))
-        }
         Some(_) => experiment::run(options, &corpus, &stop),
         None => both_runs(options, &corpus, &device, &stop),
     }

@@ -1,6 +1,6 @@
 //! Which devices there are, why a backend is not among them, and how one is opened by name.
 
-use super::cpu::CpuBackend;
+use super::cpu::{CpuBackend, CpuOptions};
 use super::{Backend, Caps};
 use crate::{Error, Result};
 
@@ -136,22 +136,30 @@ impl Choice {
     /// # Errors
     /// What opening it reports, and [`Error::Argument`] for an adapter that is not there.
     pub fn open(&self) -> Result<AnyBackend> {
+        self.open_within(None)
+    }
+
+    /// Opens the device with a byte budget, or without.
+    ///
+    /// # Errors
+    /// As [`Choice::open`].
+    pub fn open_within(&self, budget: Option<u64>) -> Result<AnyBackend> {
         match self.name.as_str() {
-            "cpu" => Ok(AnyBackend::Cpu(CpuBackend::new())),
-            name => open_wgpu(name),
+            "cpu" => CpuBackend::with_options(CpuOptions { budget, ..CpuOptions::default() }).map(AnyBackend::Cpu),
+            name => open_wgpu(name, budget),
         }
     }
 }
 
 #[cfg(feature = "wgpu")]
-fn open_wgpu(name: &str) -> Result<AnyBackend> {
+fn open_wgpu(name: &str, budget: Option<u64>) -> Result<AnyBackend> {
     let adapter = name.strip_prefix("wgpu:").map(str::to_owned);
-    let options = super::wgpu::WgpuOptions { adapter, ..Default::default() };
+    let options = super::wgpu::WgpuOptions { adapter, budget, ..Default::default() };
     super::wgpu::WgpuBackend::new(options).map(AnyBackend::Wgpu)
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn open_wgpu(name: &str) -> Result<AnyBackend> {
+fn open_wgpu(name: &str, _budget: Option<u64>) -> Result<AnyBackend> {
     Err(Error::Unsupported { what: format!("device `{name}`"), why: "built without the feature `wgpu`".into() })
 }
 

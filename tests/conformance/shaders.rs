@@ -59,8 +59,12 @@ fn collect(cases: &[Arc<Case>]) -> Result<Texts, String> {
     for backend in backends()? {
         let runner = for_shaders(backend.clone());
         for case in cases {
-            // Results mean nothing here; a text that does not compile is found below.
-            let _ = case.bits(&runner);
+            // Results mean nothing here, but what does not compile is never collected.
+            if let Err(why) = case.bits(&runner)
+                && why.contains("does not compile")
+            {
+                return Err(why);
+            }
         }
         for (name, text) in backend.shaders() {
             let known = texts.entry(name).or_default();

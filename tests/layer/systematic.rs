@@ -35,9 +35,9 @@ fn clusters(tokens: usize, experts: usize) -> Block {
 
 /// Squared errors of both weight gradients over 500 seeds, at most half of priority sampling's at the same quotas.
 fn clustered<B: Backend>(device: &Device<B>) -> Outcome {
-    const SEEDS: u64 = 500;
     const EXPERTS: usize = 4;
     let (tokens, backend) = (512, (device.make)());
+    let seeds = device.seeds(500);
     let block = clusters(tokens, EXPERTS);
     let (x, dy) = block.tensors(&backend)?;
     let experts: Vec<usize> = (0..tokens).map(|t| t % EXPERTS).collect();
@@ -61,7 +61,7 @@ fn clustered<B: Backend>(device: &Device<B>) -> Outcome {
         let errors = |select| -> Result<[f64; 2], String> {
             let mut layer = block.layer(&backend, options(select, fraction))?;
             let mut errors = [0.0; 2];
-            for seed in 0..SEEDS {
+            for seed in 0..seeds {
                 for ((error, got), want) in errors.iter_mut().zip(gradients(&mut layer, seed)?).zip(&truth) {
                     *error += got.iter().zip(want).map(|(g, w)| f64::from(g - w).powi(2)).sum::<f64>();
                 }
@@ -111,7 +111,7 @@ fn any_order<B: Backend>(device: &Device<B>) -> Outcome {
 
 /// One slot an expert: the mean over seeds is the sum over all pairs, within five standard errors.
 fn one_slot<B: Backend>(device: &Device<B>) -> Outcome {
-    const SEEDS: u64 = 3000;
+    let seeds = device.seeds(3000);
     let backend = (device.make)();
     let block = Block::new(single(6, 5, 3), 30, 185);
     let (x, dy) = block.tensors(&backend)?;
@@ -123,7 +123,7 @@ fn one_slot<B: Backend>(device: &Device<B>) -> Outcome {
     let want = block.oracle.expert_backward(&block.x, &forward, &block.dy, &everything).dx;
     let truth = narrow(&want.data);
     let (mut sum, mut squares) = (vec![0.0; truth.len()], vec![0.0; truth.len()]);
-    for seed in 0..SEEDS {
+    for seed in 0..seeds {
         let (_, saved) = layer.forward(&x, &ForwardContext { seed, ..ForwardContext::default() }).map_err(text)?;
         let gradients = layer.backward(&saved, &dy).map_err(text)?;
         let counts = &gradients.stats.counts;
@@ -135,7 +135,7 @@ fn one_slot<B: Backend>(device: &Device<B>) -> Outcome {
             squares[i] += f64::from(dx).powi(2);
         }
     }
-    let n = SEEDS as f64;
+    let n = seeds as f64;
     let mut compare = Comparison::new();
     for (i, want) in truth.iter().copied().map(f64::from).enumerate() {
         let mean = sum[i] / n;

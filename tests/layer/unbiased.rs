@@ -103,7 +103,7 @@ fn pair_weights<B: Backend>(device: &Device<B>, select: Selection) -> Outcome {
 
     let mut compare = Comparison::new();
     let mut moments = Moments::new(TOKENS);
-    for seed in 0..SEEDS {
+    for seed in 0..device.seeds(SEEDS) {
         let (_, saved) = layer.forward(&x, &context(seed)).map_err(text)?;
         let gradients = layer.backward(&saved, &dy).map_err(text)?;
         let dx = wide(&gradients.dx.to_f32(&backend).map_err(text)?);
@@ -172,7 +172,7 @@ fn mean_gradients<B: Backend>(device: &Device<B>, mut options: LayerOptions) -> 
     options.plan.q_min = 4;
     let mut layer = block.layer(&backend, options)?;
     let mut moments = Moments::new(truth.len());
-    for seed in 0..SEEDS {
+    for seed in 0..device.seeds(SEEDS) {
         moments.add(&all_gradients(&mut layer, &x, &dy, seed)?);
     }
     let mut compare = Comparison::new();

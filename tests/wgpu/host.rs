@@ -11,7 +11,7 @@ use lrmoe::{Backend, DType, HostData, Recording, WgpuBackend, WgpuOptions};
 use crate::step::{SMALL, bits};
 use crate::{Outcome, backend, holds, refused, text, trial};
 
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("host::two_users_of_one_device_and_a_thread_that_submits", two_users),
         trial("host::buffers_at_offsets_keep_their_neighbours", at_offsets),
@@ -22,7 +22,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// A device as a host opens it, with the adapter's limits or the defaults.
-pub fn open(all: bool) -> Result<(wgpu::Device, wgpu::Queue), String> {
+pub(crate) fn open(all: bool) -> Result<(wgpu::Device, wgpu::Queue), String> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
     let instance = wgpu::Instance::new(descriptor);
@@ -133,6 +133,10 @@ fn at_offsets() -> Outcome {
     // Parts of one buffer that do not overlap are different memory; those that do are the same.
     let mut apart = Recording::new();
     apart.copy(&z, &s).map_err(text)?;
+    let fence = backend.submit(&apart).map_err(text)?;
+    backend.wait(&fence).map_err(text)?;
+    let copied = backend.read_blocking(&s).map_err(text)?;
+    holds("parts of one buffer are copied", copied == backend.read_blocking(&z).map_err(text)?)?;
     let overlapping = borrow("overlapping", 4, DType::F32, 37)?;
     refused("a copy onto itself", apart.copy(&z, &overlapping))?;
     let step = AdamWStep {
@@ -175,8 +179,12 @@ fn callbacks() -> Outcome {
     let (device, queue) = open(true)?;
     let (errors, losses) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (count, lost) = (Arc::clone(&errors), Arc::clone(&losses));
-    device.on_uncaptured_error(Arc::new(move |_| drop(count.fetch_add(1, Ordering::SeqCst))));
-    device.set_device_lost_callback(move |_, _| drop(lost.fetch_add(1, Ordering::SeqCst)));
+    device.on_uncaptured_error(Arc::new(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    }));
+    device.set_device_lost_callback(move |_, _| {
+        lost.fetch_add(1, Ordering::SeqCst);
+    });
     let backend = WgpuBackend::adopt(&device, &queue, WgpuOptions::default()).map_err(text)?;
     let limit = usize::try_from(device.limits().max_buffer_size).map_err(text)?;
     refused("a buffer beyond the limit", backend.alloc("huge", DType::F32, limit / 2, Category::Scratch))?;

@@ -8,7 +8,7 @@ use lrmoe::{Backend, DType, Error, ForwardContext, HostData, Recording, Tensor, 
 use crate::step::{SMALL, bits, layer, values};
 use crate::{Outcome, backend, holds, refused, text, trial};
 
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("lost::a_device_destroyed_in_mid_run", destroyed),
         trial("lost::eight_devices_in_eight_threads", eight),
@@ -83,7 +83,11 @@ fn faults() -> Outcome {
     names(refused("a wait", backend.wait(&fence))?, "5")?;
     names(refused("a second wait", backend.wait(&fence))?, "5")?;
     backend.read_blocking(&other).map_err(text)?;
-    // Nobody waits: the next read tells.
+    // Nobody waits: the next wait for another recording tells, or the next read.
+    drop(backend.submit(&out_of_range(&backend, 6).map_err(text)?).map_err(text)?);
+    let good = backend.submit(&Recording::new()).map_err(text)?;
+    names(refused("a wait for another", backend.wait(&good))?, "6")?;
+    backend.wait(&good).map_err(text)?;
     drop(backend.submit(&out_of_range(&backend, 7).map_err(text)?).map_err(text)?);
     names(refused("a read", backend.read_blocking(&other))?, "7")?;
     backend.read_blocking(&other).map_err(text)?;

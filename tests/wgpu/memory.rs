@@ -7,7 +7,7 @@ use lrmoe::{Backend, DType, Error, ForwardContext, HostData, Tensor, WgpuOptions
 use crate::step::{SMALL, bits, layer, values};
 use crate::{Outcome, backend, holds, refused, text, trial};
 
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("memory::a_budget_of_a_few_kib", few_kib),
         trial("memory::the_budget_refuses_before_the_driver", absurd),

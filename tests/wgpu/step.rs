@@ -1,7 +1,8 @@
 //! A training step of a small layer, as bits.
 
 use lrmoe::{
-    Activations, AdamW, AdamWConfig, Backend, ForwardContext, LayerOptions, MoeConfig, MoeLayer, MoeWeights, Tensor,
+    Activations, AdamW, AdamWConfig, Backend, DType, ForwardContext, HostData, LayerOptions, MoeConfig, MoeLayer,
+    MoeWeights, Tensor,
 };
 
 use crate::support::rng::Rng;
@@ -9,26 +10,32 @@ use crate::text;
 
 /// Sizes of a step.
 #[derive(Debug, Clone, Copy)]
-pub struct Size {
-    pub tokens: usize,
-    pub hidden: usize,
-    pub width: usize,
-    pub experts: usize,
-    pub top_k: usize,
+pub(crate) struct Size {
+    pub(crate) tokens: usize,
+    pub(crate) hidden: usize,
+    pub(crate) width: usize,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    /// Of the expert weights.
+    pub(crate) dtype: DType,
 }
 
-pub const SMALL: Size = Size { tokens: 40, hidden: 16, width: 12, experts: 6, top_k: 2 };
+pub(crate) const SMALL: Size = Size { tokens: 40, hidden: 16, width: 12, experts: 6, top_k: 2, dtype: DType::F32 };
 
 /// Normal values of a seed.
-pub fn values(seed: u64, len: usize) -> Vec<f32> {
+pub(crate) fn values(seed: u64, len: usize) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..len).map(|_| rng.normal() as f32).collect()
 }
 
 /// A layer and its optimizer.
-pub fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>, AdamW<B>), String> {
+pub(crate) fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>, AdamW<B>), String> {
     let config = MoeConfig::new(size.hidden, size.width, size.experts, size.top_k);
-    let weights = MoeWeights::init(&config, 7, 0.2).map_err(text)?;
+    let mut weights = MoeWeights::init(&config, 7, 0.2).map_err(text)?;
+    for part in [&mut weights.gate_up, &mut weights.down] {
+        let values = std::mem::replace(part, HostData::U32(Vec::new())).into_f32().map_err(text)?;
+        *part = HostData::from_f32(values, size.dtype);
+    }
     let options = LayerOptions { activations: Activations::Recompute, ..LayerOptions::default() };
     let layer = MoeLayer::new(backend, config, weights, options).map_err(text)?;
     let adamw = AdamW::new(&layer, AdamWConfig::default()).map_err(text)?;
@@ -36,7 +43,7 @@ pub fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>, AdamW<
 }
 
 /// Two steps with systematic selection: outputs, input gradients and weights, bit by bit.
-pub fn bits<B: Backend>(backend: &B, size: Size) -> Result<Vec<u32>, String> {
+pub(crate) fn bits<B: Backend>(backend: &B, size: Size) -> Result<Vec<u32>, String> {
     let (mut layer, mut adamw) = layer(backend, size)?;
     let mut all = Vec::new();
     for step in 0..2 {

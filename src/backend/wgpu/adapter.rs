@@ -79,10 +79,10 @@ pub fn adapters() -> Vec<WgpuAdapter> {
 }
 
 /// Features that kernels use where they are.
-const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP
-    .union(wgpu::Features::SUBGROUP_BARRIER)
-    .union(wgpu::Features::SHADER_F16)
-    .union(wgpu::Features::TIMESTAMP_QUERY);
+const FEATURES: wgpu::Features = wgpu::Features::SUBGROUP.union(wgpu::Features::TIMESTAMP_QUERY);
+
+/// Features that cooperative kernels use besides.
+const COOPERATIVE: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
 
 /// Opens the adapter of that number or name, or the first one. Cooperative matrices are an experimental feature: they are
 /// enabled only where they are asked for.
@@ -91,8 +91,8 @@ pub(super) fn open(wanted: Option<&str>, cooperative: bool) -> Result<(wgpu::Dev
     let names: Vec<String> = found.iter().map(|adapter| adapter.get_info().name).collect();
     let index = pick(wanted, &names)?;
     let adapter = found.get(index).ok_or_else(|| Error::Unsupported { what: "wgpu".into(), why: NO_ADAPTER.into() })?;
-    let experimental = if cooperative { wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX } else { FEATURES };
-    let features = adapter.features() & FEATURES.union(experimental);
+    let wanted = if cooperative { FEATURES.union(COOPERATIVE) } else { FEATURES };
+    let features = adapter.features() & wanted;
     let experimental = if features.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         // SAFETY: of the experimental features only cooperative matrices are asked for, and the kernels that use them are
         // compared with plain ones on this device before they are chosen.
@@ -134,13 +134,12 @@ fn pick(wanted: Option<&str>, names: &[String]) -> Result<usize> {
         [] => "no adapter was found".to_owned(),
         names => names.iter().enumerate().map(|(i, name)| format!("{i} ({name})")).collect::<Vec<_>>().join(", "),
     };
-    let position = match wanted.parse::<usize>() {
-        Ok(index) => Some(index).filter(|&index| index < names.len()),
-        Err(_) => {
-            let wanted = wanted.to_lowercase();
-            names.iter().position(|name| !wanted.is_empty() && name.to_lowercase().contains(&wanted))
-        }
-    };
+    let number = wanted.parse::<usize>().ok().filter(|&index| index < names.len());
+    // A number that is none of an adapter may be a model: `4090`.
+    let position = number.or_else(|| {
+        let wanted = wanted.to_lowercase();
+        names.iter().position(|name| !wanted.is_empty() && name.to_lowercase().contains(&wanted))
+    });
     position.ok_or_else(|| Error::argument("adapter", wanted, listed()))
 }
 
@@ -150,13 +149,14 @@ mod tests {
 
     #[test]
     fn adapters_are_picked_by_number_or_part_of_a_name() {
-        let names = ["Apple M3".to_owned(), "llvmpipe (LLVM 15)".to_owned()];
+        let names = ["GeForce RTX 4090".to_owned(), "llvmpipe (LLVM 15)".to_owned()];
+        assert_eq!(pick(Some("4090"), &names), Ok(0));
         assert_eq!(pick(None, &names), Ok(0));
         assert_eq!(pick(Some("1"), &names), Ok(1));
         assert_eq!(pick(Some("LLVM"), &names), Ok(1));
-        for wrong in ["2", "", "nvidia"] {
+        for wrong in ["2", "", "radeon"] {
             let refused = pick(Some(wrong), &names).unwrap_err().to_string();
-            assert!(refused.contains("0 (Apple M3), 1 (llvmpipe (LLVM 15))"), "{refused}");
+            assert!(refused.contains("0 (GeForce RTX 4090), 1 (llvmpipe (LLVM 15))"), "{refused}");
         }
         assert!(pick(Some("0"), &[]).unwrap_err().to_string().contains("no adapter"));
     }

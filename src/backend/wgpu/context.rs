@@ -1,6 +1,6 @@
 //! A device and what is known about it: limits, errors, loss.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::{Error, Result};
@@ -89,7 +89,7 @@ impl Context {
         owned: bool,
         time_limit: Duration,
         bounds: Bounds,
-    ) -> Self {
+    ) -> Result<Self> {
         let info = device.adapter_info();
         let profile = Profile::new(&device, &info, bounds);
         let lost = Arc::new(OnceLock::new());
@@ -99,13 +99,17 @@ impl Context {
                 let _ = reason.set(format!("{kind:?}: {message}"));
             });
         }
-        let probe = device.create_buffer(&wgpu::BufferDescriptor {
+        let descriptor = wgpu::BufferDescriptor {
             label: Some("lrmoe probe"),
             size: 4,
             usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
-        });
-        Self { device, queue, info, profile, owned, time_limit, lost, probe: Arc::new(Mutex::new(probe)) }
+        };
+        let (probe, error) = in_scopes(&device, || device.create_buffer(&descriptor));
+        if let Some(error) = error {
+            return Err(Error::Device { command: "open".into(), reason: error.to_string() });
+        }
+        Ok(Self { device, queue, info, profile, owned, time_limit, lost, probe: Arc::new(Mutex::new(probe)) })
     }
 
     /// The same device with other limits.
@@ -132,49 +136,45 @@ impl Context {
     /// Asks the device itself: a lost one drops commands without a word, and a host's keeps its callback to itself.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.alive()?;
-        // A probe that another thread has mapped says nothing new.
-        let probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where another thread asks, or a host's callback that this very call has led to, the answer is theirs.
+        let Ok(probe) = self.probe.try_lock() else { return Ok(()) };
         let answer = Arc::new(OnceLock::new());
         let heard = Arc::clone(&answer);
         probe.map_async(wgpu::MapMode::Read, .., move |mapped| {
             let _ = heard.set(mapped.is_ok());
         });
-        let polled = self.device.poll(wgpu::PollType::Poll);
-        match answer.get() {
-            Some(true) => probe.unmap(),
-            Some(false) => return Err(self.lose("the device was destroyed or has failed")),
-            None => {
-                // Not mapped yet: the queue is busy, so the device is there.
-                probe.unmap();
-            }
+        let polled = self.poll(wgpu::PollType::Poll);
+        if answer.get() == Some(&false) {
+            return Err(self.lose("the device was destroyed or has failed"));
         }
-        match polled {
+        // Also where it is not mapped yet: then the queue is busy, so the device is there.
+        probe.unmap();
+        match polled? {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failed("poll", &error.to_string())),
         }
     }
 
+    /// Polls the device. wgpu panics where the driver fails in a wait, as it does when a GPU hangs: that is a loss of the device.
+    fn poll(&self, poll: wgpu::PollType) -> Result<std::result::Result<wgpu::PollStatus, wgpu::PollError>> {
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.device.poll(poll)));
+        polled.map_err(|_| self.lose("the driver failed while it was waited for"))
+    }
+
     /// Runs calls of the driver; what they report becomes an error that names the command.
     pub(crate) fn scoped<T>(&self, command: &str, calls: impl FnOnce() -> T) -> Result<T> {
         self.alive()?;
-        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let value = calls();
-        // All three are popped, in the reverse order, before any is looked at.
-        let errors = [validation, memory, internal].map(|scope| pollster::block_on(scope.pop()));
-        match errors.into_iter().flatten().next() {
-            None => self.alive().map(|()| value),
+        match in_scopes(&self.device, calls) {
+            (value, None) => self.alive().map(|()| value),
             // On a lost device whatever is made is invalid, and that is what is reported.
-            Some(error) => self.check_alive().and_then(|()| Err(self.failed(command, &error.to_string()))),
+            (_, Some(error)) => self.check_alive().and_then(|()| Err(self.failed(command, &error.to_string()))),
         }
     }
 
     /// An error of the driver as one of ours.
     fn failed(&self, command: &str, reason: &str) -> Error {
         let lower = reason.to_lowercase();
-        if lower.contains("device is lost") || lower.contains("parent device is lost") || lower.contains("device lost")
-        {
+        if lower.contains("device is lost") || lower.contains("device lost") {
             return self.lose(reason);
         }
         Error::Device { command: command.to_owned(), reason: reason.trim().to_owned() }
@@ -184,8 +184,9 @@ impl Context {
     pub(crate) fn wait_for(&self, submission: Option<wgpu::SubmissionIndex>, command: &str) -> Result<()> {
         self.alive()?;
         let wait = wgpu::PollType::Wait { submission_index: submission, timeout: Some(self.time_limit) };
-        match self.device.poll(wait) {
-            Ok(_) => self.alive(),
+        match self.poll(wait)? {
+            // A host's device does not tell this crate of its loss.
+            Ok(_) => self.check_alive(),
             Err(wgpu::PollError::Timeout) => Err(Error::Device {
                 command: command.to_owned(),
                 reason: format!(
@@ -196,4 +197,15 @@ impl Context {
             Err(error) => Err(self.failed(command, &error.to_string())),
         }
     }
+}
+
+/// Runs calls of the driver and catches what this thread's calls report.
+fn in_scopes<T>(device: &wgpu::Device, calls: impl FnOnce() -> T) -> (T, Option<wgpu::Error>) {
+    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let value = calls();
+    // All three are popped, in the reverse order, before any is looked at.
+    let errors = [validation, memory, internal].map(|scope| pollster::block_on(scope.pop()));
+    (value, errors.into_iter().flatten().next())
 }

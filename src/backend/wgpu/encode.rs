@@ -11,6 +11,7 @@ use super::launch::{Arg, Launch, MAX_STORAGE, groups_of, u32_of};
 use super::pipelines::{GroupKey, PARAM_BYTES};
 use super::shader::{Bound, FIXED_PARAMS, Param, Source, Specialisation, View, kinds, source};
 use super::timestamps::Timer;
+use super::windows::{ALIGNED, bindable, windows};
 use crate::backend::Buffer;
 use crate::memory::Category;
 use crate::tensor::DType;
@@ -79,6 +80,8 @@ pub(crate) struct Encoder<'a> {
 /// What is left of a recording when all of it is submitted.
 #[derive(Debug)]
 pub(super) struct Submitted {
+    /// Order of submission.
+    pub(super) sequence: u64,
     pub(super) last: Option<wgpu::SubmissionIndex>,
     pub(super) checks: Option<std::sync::Arc<Pending>>,
     pub(super) timer: Option<Timer>,
@@ -193,13 +196,9 @@ impl<'a> Encoder<'a> {
         let halves = buffer.dtype().bytes() == 2;
         let pattern = if halves { (bits & 0xffff) * 0x1_0001 } else { bits };
         let per_word = if halves { 2 } else { 1 };
-        let window = usize::try_from(self.profile().binding_bytes / 4 * per_word as u64).unwrap_or(usize::MAX);
-        let window = window - window % 64;
-        let mut first = 0;
-        while first < buffer.len() {
-            let last = buffer.len().min(first.saturating_add(window));
-            let words = (last - first).div_ceil(per_word);
-            let odd = (last - first) % per_word != 0;
+        for window in windows(buffer.len(), ALIGNED, bindable(&[buffer], self.profile())) {
+            let words = window.len().div_ceil(per_word);
+            let odd = window.len() % per_word != 0;
             self.launch(Launch {
                 source: &FILL,
                 entry: "main",
@@ -210,11 +209,10 @@ impl<'a> Encoder<'a> {
                     ("pattern", Param::U32(pattern)),
                     ("keep", Param::U32(if odd { 0xffff_0000 } else { 0 })),
                 ],
-                args: vec![Arg::words("buffer", buffer).window(first..last)],
+                args: vec![Arg::words("buffer", buffer).window(window)],
                 groups: groups_of(words, 64),
                 cost: 64 * 8,
             })?;
-            first = last;
         }
         Ok(())
     }
@@ -250,10 +248,17 @@ impl<'a> Encoder<'a> {
             return Ok(());
         }
         self.pass = None;
-        let encoder = Self::encoder(&mut self.encoder, self.inner);
         let (from, to) = (&src.memory().buffer, &dst.memory().buffer);
-        let copy = |encoder: &mut wgpu::CommandEncoder| {
-            encoder.copy_buffer_to_buffer(from, src.offset(), to, dst.offset(), size);
+        // A copy within one buffer is not allowed, also of parts that do not overlap.
+        let by_way_of = if from == to { Some(self.scratch("copy", src.dtype(), src.len())?) } else { None };
+        let encoder = Self::encoder(&mut self.encoder, self.inner);
+        let copy = |encoder: &mut wgpu::CommandEncoder| match &by_way_of {
+            Some(between) => {
+                let (between, begin) = (&between.memory().buffer, between.offset());
+                encoder.copy_buffer_to_buffer(from, src.offset(), between, begin, size);
+                encoder.copy_buffer_to_buffer(between, begin, to, dst.offset(), size);
+            }
+            None => encoder.copy_buffer_to_buffer(from, src.offset(), to, dst.offset(), size),
         };
         match &mut self.timer {
             Some(timer) => timer.around(encoder, copy),
@@ -392,16 +397,17 @@ impl<'a> Encoder<'a> {
             encoder.copy_buffer_to_buffer(&faults.memory().buffer, faults.offset(), &staging, 0, size);
             checks = Some(staging);
         }
-        if let (Some(timer), Some(encoder)) = (&mut self.timer, &mut self.encoder) {
-            timer.resolve(encoder);
+        if let Some(timer) = &self.timer {
+            timer.resolve(Self::encoder(&mut self.encoder, self.inner));
         }
         self.flush()?;
+        let sequence = self.inner.next_sequence();
         let checks = checks.map(|staging| {
-            let pending = Pending::new(self.inner.next_sequence(), staging, std::mem::take(&mut self.places));
+            let pending = Pending::new(sequence, staging, std::mem::take(&mut self.places));
             self.inner.remember(&pending);
             pending
         });
-        Ok(Submitted { last: self.last.take(), checks, timer: self.timer.take() })
+        Ok(Submitted { sequence, last: self.last.take(), checks, timer: self.timer.take() })
     }
 }
 

@@ -9,6 +9,25 @@
 //! [`WgpuBackend::adopt`] shares the host's `Device` and `Queue`: its error and lost-device callbacks stay as they are, and
 //! what goes wrong in a call of this crate is caught by error scopes and returned. [`WgpuBackend::borrow`] makes a range of a
 //! host's buffer usable without a copy. Commands of both users take effect in the order of their submissions.
+//!
+//! # Limits
+//!
+//! Expert weights may be larger than a storage binding: grouped GEMMs, optimizer and norms bind them in windows, with the same
+//! bits. Arrays of tokens and pairs are bound whole; one that is too large is refused with both sizes. What kernels need for
+//! themselves (sort histograms, selection keys: tens of bytes a pair) is scratch of the accountant, so a step needs that much
+//! more than planning predicts for its own buffers.
+//!
+//! Work is cut into dispatches of bounded size, so that no watchdog ends one, but a queue may still be long: a wait that passes
+//! [`WgpuOptions::time_limit`] is an error, and so is whatever the driver reports, at the call or at the next one that waits.
+//!
+//! # Results
+//!
+//! The same inputs on the same device and driver give the same bits, whatever the variant of a kernel (those of
+//! [`WgpuOptions::cooperative`] excepted), the limits and the windows. Given the same score bits, selection retains the same pairs as the CPU backend, with the same weights. Sums and
+//! functions agree within rounding: WGSL leaves division, square roots and exponentials a few units in the last place, and drivers that
+//! compile for fast arithmetic (Metal's does) may reorder sums.
+//!
+//! On DX12 kernels need the DXC compiler (`dxcompiler.dll`): the older one refuses barriers that it cannot prove to be uniform.
 
 mod adapter;
 mod buffer;
@@ -25,6 +44,7 @@ mod shader;
 mod timestamps;
 mod tuning;
 mod unroll;
+mod windows;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +74,8 @@ use crate::{Error, Recording, Result};
 /// Options of [`WgpuBackend`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct WgpuOptions {
-    /// Which adapter: its number in [`adapters`], or a part of its name; the first one that is not software where absent.
+    /// Which adapter: its number in [`adapters`], or a part of its name; the first one where absent, and hardware
+    /// comes before software.
     pub adapter: Option<String>,
     /// Byte budget of the accountant. Drivers accept more than there is: without a budget the system decides.
     pub budget: Option<u64>,
@@ -121,12 +142,16 @@ pub(crate) struct Inner {
     tuner: Tuner,
     chunks: Mutex<Vec<Chunk>>,
     pending: Mutex<Vec<Arc<Pending>>>,
+    /// Bytes of uploads since the last one that was waited for.
+    uploaded: AtomicU64,
     sequence: AtomicU64,
 }
 
 /// A submitted recording.
 #[derive(Debug)]
 pub struct WgpuFence {
+    /// Order of submission.
+    sequence: u64,
     last: Option<wgpu::SubmissionIndex>,
     checks: Option<Arc<Pending>>,
     timer: Option<Timer>,
@@ -171,7 +196,7 @@ impl WgpuBackend {
         owned: Option<Cooperative>,
         options: WgpuOptions,
     ) -> Result<Self> {
-        let mut context = Context::new(device, queue, owned.is_some(), options.time_limit, bounds(&options)?);
+        let mut context = Context::new(device, queue, owned.is_some(), options.time_limit, bounds(&options)?)?;
         context.profile.cooperative = owned.unwrap_or_default();
         Self::with(context, options, Arc::default(), Arc::default())
     }
@@ -209,6 +234,7 @@ impl WgpuBackend {
             pipelines,
             chunks: Mutex::default(),
             pending: Mutex::default(),
+            uploaded: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -361,7 +387,12 @@ impl Inner {
         if let Some(timer) = &mut submitted.timer {
             timer.map();
         }
-        Ok(WgpuFence { last: submitted.last, checks: submitted.checks, timer: submitted.timer })
+        Ok(WgpuFence {
+            sequence: submitted.sequence,
+            last: submitted.last,
+            checks: submitted.checks,
+            timer: submitted.timer,
+        })
     }
 }
 
@@ -401,10 +432,10 @@ impl Backend for WgpuBackend {
         if let Some(last) = &fence.last {
             inner.context.wait_for(Some(last.clone()), "wait")?;
         }
-        match &fence.checks {
-            Some(checks) => inner.settle_own(checks),
-            None => Ok(()),
-        }
+        let own = fence.checks.as_ref().map_or(Ok(()), |checks| inner.settle_own(checks));
+        own.or_else(|error| inner.context.check_alive().and(Err(error)))?;
+        // Recordings before have run too, and those that nobody waits for are reported here.
+        inner.settle(fence.sequence)
     }
 
     /// Blocks until the device has run what was submitted before.

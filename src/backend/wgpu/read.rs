@@ -1,5 +1,7 @@
 //! Host memory to the device and back.
 
+use std::sync::atomic::Ordering;
+
 use half::{bf16, f16};
 
 use super::Inner;
@@ -10,7 +12,7 @@ use crate::backend::{Buffer, check_range, range_len};
 use crate::tensor::{DType, HostData};
 use crate::{Error, Result};
 
-/// Bytes of one write to the queue: it copies what it is given, and keeps the copy until the device has it.
+/// Bytes of uploads that are not waited for at most: the queue copies what it is given, and keeps the copy until the device has it.
 const UPLOAD_BYTES: usize = 64 << 20;
 
 /// Bytes of a buffer that is poisoned by a write, which waits for the next submission; a submission of its own costs more than
@@ -54,29 +56,36 @@ impl Inner {
         let head = (first % 4) as usize;
         let tail = (bytes.len() - head) % 4;
         let whole = &bytes[head..bytes.len() - tail];
+        for (part, at) in whole.chunks(UPLOAD_BYTES).zip((0..).step_by(UPLOAD_BYTES)) {
+            let at = first + head as u64 + at as u64;
+            self.context.scoped("upload", || self.context.queue.write_buffer(&buffer.memory().buffer, at, part))?;
+            self.bound_uploads(part.len() as u64)?;
+        }
+        if head + tail == 0 {
+            return Ok(());
+        }
+        let half = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
         self.context.scoped("upload", || -> Result<()> {
-            for (part, at) in whole.chunks(UPLOAD_BYTES).zip((0..).step_by(UPLOAD_BYTES)) {
-                let at = first + head as u64 + at as u64;
-                self.context.queue.write_buffer(&buffer.memory().buffer, at, part);
-                if whole.len() > UPLOAD_BYTES {
-                    let last = self.context.queue.submit([]);
-                    self.context.wait_for(Some(last), "upload")?;
-                }
+            let mut encoder = Encoder::new(self, 0, None);
+            encoder.begin("upload");
+            if head > 0 {
+                encoder.half(buffer, offset, half(0))?;
             }
-            if head + tail > 0 {
-                let mut encoder = Encoder::new(self, 0, None);
-                encoder.begin("upload");
-                let half = |at: usize| u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
-                if head > 0 {
-                    encoder.half(buffer, offset, half(0))?;
-                }
-                if tail > 0 {
-                    encoder.half(buffer, offset + data.len() - 1, half(bytes.len() - 2))?;
-                }
-                encoder.finish()?;
+            if tail > 0 {
+                encoder.half(buffer, offset + data.len() - 1, half(bytes.len() - 2))?;
             }
-            Ok(())
+            encoder.finish().map(drop)
         })?
+    }
+
+    /// Waits for the device where it has been given more than it should hold at once.
+    fn bound_uploads(&self, bytes: u64) -> Result<()> {
+        if self.uploaded.fetch_add(bytes, Ordering::Relaxed) + bytes < UPLOAD_BYTES as u64 {
+            return Ok(());
+        }
+        self.uploaded.store(0, Ordering::Relaxed);
+        let last = self.context.scoped("upload", || self.context.queue.submit([]))?;
+        self.context.wait_for(Some(last), "upload")
     }
 
     /// Fills a buffer with what no kernel may use: NaN, or an index out of every range.
@@ -91,10 +100,10 @@ impl Inner {
         if bytes <= POISON_BYTES {
             let word = if buffer.dtype().bytes() == 2 { bits * 0x1_0001 } else { bits };
             let words = vec![word; bytes / 4];
-            return self.context.scoped("poison", || {
-                let at = buffer.offset();
-                self.context.queue.write_buffer(&buffer.memory().buffer, at, bytemuck::cast_slice(&words));
-            });
+            let (memory, at) = (&buffer.memory().buffer, buffer.offset());
+            let write = || self.context.queue.write_buffer(memory, at, bytemuck::cast_slice(&words));
+            self.context.scoped("poison", write)?;
+            return self.bound_uploads(bytes as u64);
         }
         self.context.scoped("poison", || -> Result<()> {
             let mut encoder = Encoder::new(self, 0, None);

@@ -19,8 +19,9 @@ pub(super) fn workgroup_for(rows: usize, experts: usize) -> u32 {
 /// Rows at most for which an expert gets a small workgroup.
 const MOST_ROWS_SMALL: usize = 1 << 15;
 
-/// Rows at most: sizes of 40 bits summed over an expert's rows stay below 2^64.
-const MOST_ROWS: usize = (1 << 24) - 1;
+/// Rows at most: all of them may be one expert's, and its workgroup is not to run for longer than watchdogs wait. Sizes of 40 bits
+/// summed over so many stay below 2^64.
+const MOST_ROWS: usize = 1 << 22;
 
 /// Rows at most where a workgroup may not loop on: software adapters end an invocation's loops without a word after 65535 turns,
 /// and selection takes up to 50 for every 256 rows.

@@ -1,35 +1,17 @@
 //! Optimizer step and gradient norm, over weights that may be larger than what a kernel can bind.
 
-use std::ops::Range;
-
 use crate::Result;
 use crate::backend::Buffer;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
+use crate::backend::wgpu::windows::{ALIGNED, bindable, windows};
 use crate::kernel::{AdamW, SUM_SQUARES_BLOCK, SumSquares};
 use crate::tensor::DType;
 
 static ADAMW: Source = source!("adamw");
 static SUM_SQUARES: Source = source!("sum_squares", ["lib_reduce"]);
-
-/// Every window begins at a multiple of this: of 512 bytes at least, where bindings may begin on any device.
-const ALIGNED: usize = 128;
-
-/// Bytes of these buffers that can be bound at once, wherever a host's buffers begin.
-fn bindable(buffers: &[&WgpuBuffer], to: &Encoder<'_>) -> u64 {
-    let profile = to.profile();
-    let ahead = buffers.iter().map(|buffer| buffer.offset() % profile.alignment).max().unwrap_or(0);
-    profile.binding_bytes.saturating_sub(ahead)
-}
-
-/// Cuts `len` elements of up to 32 bits into windows of whole granules that fit these bytes.
-fn windows(len: usize, granule: usize, bytes: u64) -> impl Iterator<Item = Range<usize>> {
-    let most = usize::try_from(bytes / 4).unwrap_or(usize::MAX).min(1 << 30);
-    let size = (most / granule).max(1) * granule;
-    (0..len.div_ceil(size)).map(move |window| window * size..len.min((window + 1) * size))
-}
 
 pub(crate) fn adamw(args: &AdamW<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let (len, step) = (args.len, &args.step);
@@ -47,7 +29,7 @@ pub(crate) fn adamw(args: &AdamW<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     let mut memory = vec![&args.grad, &args.weight, &args.m, &args.v];
     memory.extend(&args.master);
     let per_group = 64 * if args.master.is_some() { 2 } else { 1 };
-    for window in windows(len, ALIGNED, bindable(&memory, to)) {
+    for window in windows(len, ALIGNED, bindable(&memory, to.profile())) {
         to.launch(Launch {
             source: &ADAMW,
             entry: "main",
@@ -78,7 +60,7 @@ pub(crate) fn sum_squares(args: &SumSquares<WgpuBuffer>, to: &mut Encoder<'_>) -
     let x = Arg::f32_bits("x", &args.x, args.len)?;
     let blocks = args.len.div_ceil(SUM_SQUARES_BLOCK);
     let partial = Arg::f32_bits("partial", &args.partial, 2 * blocks)?;
-    for window in windows(args.len, SUM_SQUARES_BLOCK, bindable(&[&args.x, &args.partial], to)) {
+    for window in windows(args.len, SUM_SQUARES_BLOCK, bindable(&[&args.x, &args.partial], to.profile())) {
         let blocks = groups_of(window.len(), SUM_SQUARES_BLOCK);
         let first = window.start / SUM_SQUARES_BLOCK;
         to.launch(Launch {
@@ -93,19 +75,4 @@ pub(crate) fn sum_squares(args: &SumSquares<WgpuBuffer>, to: &mut Encoder<'_>) -
         })?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_fit_and_cover() {
-        for (len, granule, bytes) in [(0, 128, 16384), (1, 128, 16384), (9001, 4096, 16384), (9001, 128, 16380)] {
-            let windows: Vec<_> = windows(len, granule, bytes).collect();
-            assert_eq!(windows.iter().map(Range::len).sum::<usize>(), len);
-            assert!(windows.windows(2).all(|pair| pair[0].end == pair[1].start));
-            assert!(windows.iter().all(|w| w.start % granule == 0 && w.len() as u64 * 4 <= bytes));
-        }
-    }
 }

@@ -5,6 +5,7 @@ use crate::backend::wgpu::checks::{Extent, Index};
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
+use crate::backend::wgpu::windows::{ALIGNED, bindable, windows};
 use crate::backend::{Buffer, elements, wrong_type};
 use crate::kernel::{Cast, Combine, GatherRows, ROW_KEY_BITS, RowDots, RowKeys, RowNorms};
 use crate::tensor::DType;
@@ -268,14 +269,18 @@ pub(super) fn dots<'a>(
 pub(crate) fn cast(args: &Cast<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let len = args.len;
     let per_word = 4 / args.dst.dtype().bytes();
-    to.launch(Launch {
-        source: &CAST,
-        entry: "main",
-        workgroup: WORKGROUP,
-        constants: vec![("WORDS", Constant::U32(COLUMNS as u32))],
-        params: vec![("len", Param::U32(u32_of("len", len)?))],
-        args: vec![Arg::floats("src", &args.src, len)?, Arg::floats("dst", &args.dst, len)?],
-        groups: groups_of(len, per_word * COLUMNS),
-        cost: 16 * COLUMNS as u64,
-    })
+    let (src, dst) = (Arg::floats("src", &args.src, len)?, Arg::floats("dst", &args.dst, len)?);
+    for window in windows(len, ALIGNED, bindable(&[&args.src, &args.dst], to.profile())) {
+        to.launch(Launch {
+            source: &CAST,
+            entry: "main",
+            workgroup: WORKGROUP,
+            constants: vec![("WORDS", Constant::U32(COLUMNS as u32))],
+            params: vec![("len", Param::U32(u32_of("len", window.len())?))],
+            groups: groups_of(window.len(), per_word * COLUMNS),
+            args: vec![src.clone().window(window.clone()), dst.clone().window(window)],
+            cost: 16 * COLUMNS as u64,
+        })?;
+    }
+    Ok(())
 }
