@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use lrmoe::backend::Caps;
 use lrmoe::backend::wgpu::{WgpuBuffer, WgpuFence};
 use lrmoe::memory::{Accountant, Category};
+use lrmoe::recording::Command;
 use lrmoe::{
     Backend, DType, ForwardContext, HostData, LayerOptions, MoeConfig, MoeLayer, MoeWeights, PlanOptions, Recording,
     Result, Retention, Selection, Tensor, WgpuBackend, WgpuOptions,
@@ -82,7 +83,7 @@ impl Backend for Watched {
 
     fn submit(&self, recording: &Recording<WgpuBuffer>) -> Result<Self::Fence> {
         let fence = Arc::new(self.clocked("submit", || self.inner.submit(recording))?);
-        let names = recording.commands().iter().map(|command| command.name()).collect();
+        let names = recording.commands().iter().map(Command::name).collect();
         self.log(|log| log.submitted.push((names, Arc::clone(&fence))));
         Ok(fence)
     }
@@ -211,7 +212,10 @@ fn compare(device: &WgpuBackend, sizes: Sizes, select: Selection, rounds: usize)
         let (_, log) = timed.round()?;
         match device_times(&timed.backend.inner, &log) {
             Some(times) => commands.push(times),
-            None => return Ok(println!("this device takes no times")),
+            None => {
+                println!("this device takes no times");
+                return Ok(());
+            }
         }
     }
     let sum = |round: &BTreeMap<&'static str, (Duration, usize)>, gemms: bool| -> f64 {
@@ -264,7 +268,10 @@ fn main() -> Result<()> {
     let wanted = |name: &str| part.as_ref().is_none_or(|part| part == name);
     let device = match WgpuBackend::new(WgpuOptions::default()) {
         Ok(device) => device,
-        Err(error) => return Ok(println!("no wgpu device: {error}")),
+        Err(error) => {
+            println!("no wgpu device: {error}");
+            return Ok(());
+        }
     };
     println!("{}; medians of {rounds} rounds", device.caps().device);
     let selections = [Selection::All, Selection::Systematic];

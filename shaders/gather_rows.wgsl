@@ -31,6 +31,22 @@ fn whole(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index)
     }
 }
 
+// Rows of few words: one invocation a word, COLUMNS of all words a workgroup.
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn narrow(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(wid);
+    if (group >= params.groups) {
+        return;
+    }
+    let last = min((group + 1u) * COLUMNS, params.total);
+    for (var i = group * COLUMNS + lane; i < last; i += WORKGROUP_SIZE) {
+        let row = i / params.cols;
+        if (in_use(row)) {
+            store_dst(i, load_src(source_start(row) + i - row * params.cols));
+        }
+    }
+}
+
 // Two elements a word. A row has the words that begin in it, so the last may end in the next row.
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn halves(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

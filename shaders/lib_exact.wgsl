@@ -77,6 +77,17 @@ fn product3(a: Number, b: Number, c: Number) -> u32 {
     return round96(mul64_32(mul32(a.mantissa, b.mantissa), c.mantissa), a.exponent + b.exponent + c.exponent);
 }
 
+// Quotient and rest, for a divisor below 2^24 and a quotient below 2^8. By a division of floats, which is off by one at most:
+// few devices have one of integers.
+fn digit_and_rest(dividend: u32, divisor: u32) -> vec2<u32> {
+    let near = u32(f32(dividend) / f32(divisor));
+    // Below zero, and so at the upper end, where the quotient is one too large.
+    let rest = dividend - near * divisor;
+    let above = u32(rest >= 0x80000000u);
+    let below = u32(rest >= divisor) - above;
+    return vec2<u32>(near - above + below, rest + (above - below) * divisor);
+}
+
 // The quotient of two non-negative numbers. 0 / 0 is 0.
 fn divide(dividend: u32, divisor: u32) -> u32 {
     let a = number_of(dividend);
@@ -88,20 +99,14 @@ fn divide(dividend: u32, divisor: u32) -> u32 {
         return INFINITE;
     }
     // 31 bits behind the point in digits of 8 bits: a rest is below 2^24, so the next digit's dividend fits a word.
-    var quotient = a.mantissa / b.mantissa;
+    var quotient = u32(a.mantissa >= b.mantissa);
     var rest = a.mantissa - quotient * b.mantissa;
-    var digit = (rest << 8u) / b.mantissa;
-    rest = (rest << 8u) - digit * b.mantissa;
-    quotient = (quotient << 8u) | digit;
-    digit = (rest << 8u) / b.mantissa;
-    rest = (rest << 8u) - digit * b.mantissa;
-    quotient = (quotient << 8u) | digit;
-    digit = (rest << 8u) / b.mantissa;
-    rest = (rest << 8u) - digit * b.mantissa;
-    quotient = (quotient << 8u) | digit;
-    digit = (rest << 7u) / b.mantissa;
-    rest = (rest << 7u) - digit * b.mantissa;
-    quotient = (quotient << 7u) | digit;
+    for (var i = 0u; i < 4u; i++) {
+        let bits = select(8u, 7u, i == 3u);
+        let digit = digit_and_rest(rest << bits, b.mantissa);
+        quotient = (quotient << bits) | digit.x;
+        rest = digit.y;
+    }
     return round_word(quotient, rest != 0u, a.exponent - b.exponent - 31);
 }
 

@@ -1,4 +1,4 @@
-// Scores in fixed point, relative to the largest of an expert.
+// Scores in fixed point, relative to the largest of an expert. Needs lib_exact.
 
 const SIZE_BITS: u32 = 40u;
 
@@ -12,24 +12,13 @@ fn fixed_point(score: u32, largest: u32) -> vec2<u32> {
     let mantissa = (score & 0x007fffffu) | select(0u, 0x00800000u, score >= 0x00800000u);
     let top = (largest & 0x007fffffu) | select(0u, 0x00800000u, largest >= 0x00800000u);
     // The quotient of the mantissas, below 2, with 40 bits behind the point in digits of 8.
-    var high = mantissa / top;
-    var rest = mantissa - high * top;
-    var digit = (rest << 8u) / top;
-    rest = (rest << 8u) - digit * top;
-    high = (high << 8u) | digit;
-    digit = (rest << 8u) / top;
-    rest = (rest << 8u) - digit * top;
-    var low = digit;
-    digit = (rest << 8u) / top;
-    rest = (rest << 8u) - digit * top;
-    low = (low << 8u) | digit;
-    digit = (rest << 8u) / top;
-    rest = (rest << 8u) - digit * top;
-    low = (low << 8u) | digit;
-    digit = (rest << 8u) / top;
-    rest = (rest << 8u) - digit * top;
-    low = (low << 8u) | digit;
-    let quotient = vec2<u32>(low, high);
+    var quotient = vec2<u32>(u32(mantissa >= top), 0u);
+    var rest = mantissa - quotient.x * top;
+    for (var i = 0u; i < SIZE_BITS / 8u; i++) {
+        let digit = digit_and_rest(rest << 8u, top);
+        quotient = vec2<u32>((quotient.x << 8u) | digit.x, (quotient.y << 8u) | (quotient.x >> 24u));
+        rest = digit.y;
+    }
     if (shift == 0u) {
         return add64(quotient, vec2<u32>(u32(2u * rest >= top), 0u));
     }

@@ -277,8 +277,7 @@ impl<'a> Encoder<'a> {
         }
         let bound = bind(&launch, self.profile())?;
         let wanted = Specialisation {
-            name: launch.source.name,
-            texts: launch.source.texts,
+            source: launch.source,
             entry: launch.entry,
             workgroup: launch.workgroup,
             constants: launch.constants,

@@ -64,13 +64,13 @@ impl Pipelines {
         let storage = wanted.slots() as usize;
         check_limits(context, wanted, storage)?;
         let text = wanted.wgsl();
-        let compiled = context.scoped(wanted.name, || {
+        let compiled = context.scoped(wanted.source.name, || {
             let module = context.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: Some(wanted.name),
+                label: Some(wanted.source.name),
                 source: wgpu::ShaderSource::Wgsl(text.as_str().into()),
             });
             context.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                label: Some(wanted.name),
+                label: Some(wanted.source.name),
                 layout: Some(&self.layout(context, storage).pipeline),
                 module: &module,
                 entry_point: Some(wanted.entry),
@@ -92,7 +92,7 @@ impl Pipelines {
 
     /// Name and text of every kernel compiled so far.
     pub(super) fn texts(&self) -> Vec<(String, String)> {
-        self.lock().keys().map(|made| (format!("{}::{}", made.name, made.entry), made.wgsl())).collect()
+        self.lock().keys().map(|made| (format!("{}::{}", made.source.name, made.entry), made.wgsl())).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Specialisation, wgpu::ComputePipeline>> {
@@ -104,7 +104,7 @@ fn check_limits(context: &Context, wanted: &Specialisation, storage: usize) -> R
     let limits = context.device.limits();
     let refuse = |what: String, limit: u32| {
         let why = format!("this device allows {limit}");
-        Err(Error::Unsupported { what: format!("kernel `{}` with {what}", wanted.name), why })
+        Err(Error::Unsupported { what: format!("kernel `{}` with {what}", wanted.source.name), why })
     };
     if wanted.workgroup > context.profile.invocations {
         return refuse(format!("workgroups of {}", wanted.workgroup), context.profile.invocations);

@@ -100,10 +100,10 @@ impl Inner {
         if bytes <= POISON_BYTES {
             let word = if buffer.dtype().bytes() == 2 { bits * 0x1_0001 } else { bits };
             let words = vec![word; bytes / 4];
-            return self.context.scoped("poison", || {
-                let at = buffer.offset();
-                self.context.queue.write_buffer(&buffer.memory().buffer, at, bytemuck::cast_slice(&words));
-            });
+            let (memory, at) = (&buffer.memory().buffer, buffer.offset());
+            let write = || self.context.queue.write_buffer(memory, at, bytemuck::cast_slice(&words));
+            self.context.scoped("poison", write)?;
+            return self.bound_uploads(bytes as u64);
         }
         self.context.scoped("poison", || -> Result<()> {
             let mut encoder = Encoder::new(self, 0, None);

@@ -16,6 +16,21 @@ pub(crate) struct Source {
     pub(crate) texts: &'static [&'static str],
 }
 
+// Every source is a static of its own: its address tells it apart, without a look at the texts.
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Source {}
+
+impl std::hash::Hash for Source {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        std::ptr::hash(self, state);
+    }
+}
+
 /// The [`Source`] of a file of `shaders/`, behind the named libraries.
 macro_rules! source {
     ($name:literal $(, [$($library:literal),* $(,)?])?) => {
@@ -91,8 +106,7 @@ pub(super) struct Bound {
 /// All that a pipeline depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Specialisation {
-    pub(super) name: &'static str,
-    pub(super) texts: &'static [&'static str],
+    pub(super) source: &'static Source,
     pub(super) entry: &'static str,
     pub(super) workgroup: u32,
     pub(super) constants: Vec<(&'static str, Constant)>,
@@ -142,7 +156,7 @@ impl Specialisation {
         if self.bound.iter().any(|bound| bound.name == "offsets") {
             text.push_str(OFFSETS);
         }
-        for part in self.texts {
+        for part in self.source.texts {
             unroll(part, &self.constants, &mut text);
         }
         text

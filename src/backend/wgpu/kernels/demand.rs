@@ -1,6 +1,6 @@
 //! What the scores of a step say to the planner.
 
-use super::experts::{self, EXPERT_WORKGROUP};
+use super::experts;
 use crate::Result;
 use crate::backend::elements;
 use crate::backend::wgpu::buffer::WgpuBuffer;
@@ -29,7 +29,7 @@ pub(super) fn demand(args: &Demand<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
     to.launch(Launch {
         source: &DEMAND,
         entry: "main",
-        workgroup: EXPERT_WORKGROUP,
+        workgroup: experts::workgroup_for(rows, groups),
         constants: vec![],
         params: vec![("rows", Param::U32(u32_of("rows", rows)?))],
         args: arrays,

@@ -9,12 +9,22 @@ pub(super) const ROW_WORKGROUP: u32 = 64;
 /// Invocations of a workgroup that takes an expert: as many as a byte has values, for radix selection.
 pub(super) const EXPERT_WORKGROUP: u32 = 256;
 
+/// Invocations of a workgroup that takes an expert: fewer where loads are small, since they are what a barrier costs. There must be few
+/// rows in all as well, because one expert may have them all.
+pub(super) fn workgroup_for(rows: usize, experts: usize) -> u32 {
+    let small = rows <= MOST_ROWS_SMALL && rows.div_ceil(experts.max(1)) <= EXPERT_WORKGROUP as usize;
+    if small { ROW_WORKGROUP } else { EXPERT_WORKGROUP }
+}
+
+/// Rows at most for which an expert gets a small workgroup.
+const MOST_ROWS_SMALL: usize = 1 << 15;
+
 /// Rows at most: all of them may be one expert's, and its workgroup is not to run for longer than watchdogs wait. Sizes of 40 bits
 /// summed over so many stay below 2^64.
 const MOST_ROWS: usize = 1 << 22;
 
 /// Rows at most where a workgroup may not loop on: software adapters end an invocation's loops without a word after 65535 turns,
-/// and selection takes up to 42 for every 256 rows.
+/// and selection takes up to 50 for every 256 rows.
 const MOST_ROWS_SOFTWARE: usize = 1 << 18;
 
 /// Refuses more rows than one expert's workgroup can take: all of them may be one expert's.

@@ -48,7 +48,11 @@ pub(super) fn reduced(cols: usize) -> Result<u32> {
 
 /// Invocations that reduce a row.
 pub(super) fn reducers(cols: usize) -> u32 {
-    if cols <= 1024 { WORKGROUP } else { 4 * WORKGROUP }
+    match cols {
+        0..=32 => WORKGROUP / 2,
+        33..=1024 => WORKGROUP,
+        _ => 4 * WORKGROUP,
+    }
 }
 
 /// Offsets of this many groups: one entry more.
@@ -73,7 +77,7 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
     };
     let index = Arg::u32("index", &args.index, rows)?;
     let total = elements("dst", &[rows, cols])?;
-    u32_of("dst", total)?;
+    let all = u32_of("dst", total)?;
     if !src.dtype().is_float() {
         return Err(wrong_type(src, "f32, bf16 or f16"));
     }
@@ -89,7 +93,12 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
         None => {
             // Checked as what it is, then copied as words.
             Arg::floats("dst", dst, total)?;
-            let entry = if halves { "halves" } else { "whole" };
+            let narrow = cols < WORKGROUP as usize && total <= (u32::MAX as usize) - COLUMNS;
+            let entry = match (halves, narrow) {
+                (true, _) => "halves",
+                (false, true) => "narrow",
+                (false, false) => "whole",
+            };
             (&GATHER_ROWS, entry, vec![Arg::words("src", src), Arg::words("dst", dst)])
         }
     };
@@ -103,7 +112,8 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
         none: false,
     })?;
     let words = if entry == "halves" { cols.div_ceil(2) } else { cols };
-    let (groups, chunks) = row_chunks(rows, words)?;
+    let (by_row, chunks) = row_chunks(rows, words)?;
+    let groups = if entry == "narrow" { groups_of(total, COLUMNS) } else { by_row };
     to.launch(Launch {
         source,
         entry,
@@ -113,11 +123,12 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
             ("cols", Param::U32(u32_of("cols", cols)?)),
             ("chunks", chunks),
             ("index_div", Param::U32(index_div)),
+            ("total", Param::U32(all)),
             ("experts", Param::U32(u32_of("groups", args.groups)?)),
         ],
         args: [vec![index, offsets], buffers].concat(),
         groups,
-        cost: 8 * words.min(COLUMNS) as u64,
+        cost: 8 * if entry == "narrow" { COLUMNS } else { words.min(COLUMNS) } as u64,
     })
 }
 

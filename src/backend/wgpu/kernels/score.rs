@@ -1,6 +1,6 @@
 //! The load recalibration metric: raw scores by row, then mean and floor by expert.
 
-use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost};
+use super::experts::{ROW_WORKGROUP, check_rows, cost, workgroup_for};
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::checks::{Extent, Index};
 use crate::backend::wgpu::encode::Encoder;
@@ -109,7 +109,7 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     to.launch(Launch {
         source: &MEAN,
         entry: "main",
-        workgroup: EXPERT_WORKGROUP,
+        workgroup: workgroup_for(rows, experts),
         constants: vec![],
         params: params.iter().copied().chain([floor]).collect(),
         args: vec![score.clone(), offsets.clone(), mean, floors.clone(), weights, d_norm, pair_of_row],

@@ -1,6 +1,6 @@
 //! Selection within the quotas: keys, the last pair that each expert retains, weights, and the retained rows compacted.
 
-use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost};
+use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost, workgroup_for};
 use super::systematic;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::checks::{Extent, Index};
@@ -73,7 +73,13 @@ impl<'a> Parts<'a> {
 
     /// A launch with one workgroup an expert.
     pub(super) fn by_expert(&self, source: &'static Source, args: Vec<Arg<'a>>) -> Launch<'a> {
-        self.launch(source, EXPERT_WORKGROUP, self.experts as u64, cost(self.rows, self.experts, 1024), args)
+        let workgroup = workgroup_for(self.rows, self.experts);
+        self.launch(source, workgroup, self.experts as u64, cost(self.rows, self.experts, 1024), args)
+    }
+
+    /// The same, with an invocation for each value of a byte.
+    pub(super) fn by_expert_and_byte(&self, source: &'static Source, args: Vec<Arg<'a>>) -> Launch<'a> {
+        Launch { workgroup: EXPERT_WORKGROUP, ..self.by_expert(source, args) }
     }
 
     fn launch(
@@ -137,7 +143,7 @@ pub(super) fn select(args: &Select<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
     let of_row = [&parts.score, &priority, &parts.pair_of_row, &parts.token_ids, &parts.offsets, &parts.plan];
     let of_row = of_row.map(Clone::clone);
     let constants = vec![("RULE", Constant::U32(number(args.rule)))];
-    let choose = parts.by_expert(&CHOOSE, of_row.iter().cloned().chain([quotas]).collect());
+    let choose = parts.by_expert_and_byte(&CHOOSE, of_row.iter().cloned().chain([quotas]).collect());
     to.launch(Launch { constants: constants.clone(), ..choose })?;
     let systematic = args.rule == SelectRule::Systematic;
     let lengths =

@@ -15,7 +15,7 @@ static DRAW: Source = source!("systematic_draw", ["lib_wide", "lib_philox", "lib
 /// Finds the scores that are certain, and what they leave of slots and sizes.
 pub(super) fn certain(parts: &Parts<'_>, to: &mut Encoder<'_>) -> Result<()> {
     let arrays = [&parts.score, &parts.offsets, &parts.plan].map(Clone::clone);
-    to.launch(parts.by_expert(&CERTAIN, arrays.into()))
+    to.launch(parts.by_expert_and_byte(&CERTAIN, arrays.into()))
 }
 
 /// Sorts the rows of every expert by the keys of their tokens and draws along the list.

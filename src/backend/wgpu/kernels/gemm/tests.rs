@@ -66,8 +66,7 @@ fn text(call: Call, variant: &Variant, dtype: DType, resume: bool) -> String {
     let buffers = if call == Call::Wgrad { gradient.as_slice() } else { weights.as_slice() };
     let bound = buffers.iter().zip(0..).map(|(&(name, view), slot)| Bound { name, view, slot: Some(slot) });
     Specialisation {
-        name: source.name,
-        texts: source.texts,
+        source,
         entry,
         workgroup: variant.workgroup(&PROFILE),
         constants: variant.constants(&PROFILE, call, resume),
