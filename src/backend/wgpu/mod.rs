@@ -23,9 +23,10 @@
 //! # Results
 //!
 //! The same inputs on the same device and driver give the same bits, whatever the variant of a kernel (those of
-//! [`WgpuOptions::cooperative`] excepted), the limits and the windows. Given the same score bits, selection retains the same pairs as the CPU backend, with the same weights. Sums and
-//! functions agree within rounding: WGSL leaves division, square roots and exponentials a few units in the last place, and drivers that
-//! compile for fast arithmetic (Metal's does) may reorder sums.
+//! [`WgpuOptions::cooperative`] excepted), the limits and the windows. Given the same score bits, selection retains the same
+//! pairs as the CPU backend, with the same weights. Sums and functions agree within rounding: WGSL leaves division, square
+//! roots and exponentials a few units in the last place, and drivers that compile for fast arithmetic (Metal's does) may
+//! reorder sums.
 //!
 //! On DX12 kernels need the DXC compiler (`dxcompiler.dll`): the older one refuses barriers that it cannot prove to be uniform.
 
