@@ -6,10 +6,10 @@ fn main() {
         match device.caps {
             Ok(caps) => {
                 let storage: Vec<String> = caps.storage.iter().map(ToString::to_string).collect();
-                println!("{:<5} {}; stores {}", device.name, caps.device, storage.join(", "));
+                println!("{:<6} {}; stores {}", device.name, caps.device, storage.join(", "));
                 details(&device.name);
             }
-            Err(reason) => println!("{:<5} missing: {reason}", device.name),
+            Err(reason) => println!("{:<6} missing: {reason}", device.name),
         }
     }
 }
@@ -23,7 +23,7 @@ fn details(device: &str) {
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.index.to_string() == number) {
         let (limits, info) = (&adapter.limits, &adapter.info);
         println!(
-            "      limits: buffer {} MiB, storage binding {} MiB, workgroup {} invocations and {} KiB, grid {}",
+            "       limits: buffer {} MiB, storage binding {} MiB, workgroup {} invocations and {} KiB, grid {}",
             limits.max_buffer_size >> 20,
             limits.max_storage_buffer_binding_size >> 20,
             limits.max_compute_invocations_per_workgroup,
@@ -42,16 +42,16 @@ fn details(device: &str) {
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
         let sizes = format!("{} to {}", info.subgroup_min_size, info.subgroup_max_size);
-        println!("      features: {}; not: {}; subgroups of {sizes}", names(with), names(without));
+        println!("       features: {}; not: {}; subgroups of {sizes}", names(with), names(without));
     }
     let options = lrmoe::WgpuOptions { adapter: Some(number.to_owned()), ..lrmoe::WgpuOptions::default() };
     match lrmoe::WgpuBackend::new(options) {
         Ok(backend) => {
             for choice in backend.chosen_variants() {
-                println!("      {}: {} ({:?})", choice.what, choice.variant, choice.source);
+                println!("       {}: {} ({:?})", choice.what, choice.variant, choice.source);
             }
         }
-        Err(error) => println!("      cannot be opened: {error}"),
+        Err(error) => println!("       cannot be opened: {error}"),
     }
 }
 
