@@ -25,7 +25,7 @@ fn details(device: &str) {
         println!(
             "      limits: buffer {} MiB, storage binding {} MiB, workgroup {} invocations and {} KiB, grid {}",
             limits.max_buffer_size >> 20,
-            u64::from(limits.max_storage_buffer_binding_size) >> 20,
+            limits.max_storage_buffer_binding_size >> 20,
             limits.max_compute_invocations_per_workgroup,
             limits.max_compute_workgroup_storage_size >> 10,
             limits.max_compute_workgroups_per_dimension,

@@ -2,6 +2,10 @@ fn widen_bf16(bits: u32) -> f32 {
     return bitcast<f32>(bits << 16u);
 }
 
+fn widen4_bf16(words: vec2<u32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>((words.xxyy << vec4<u32>(16u, 0u, 16u, 0u)) & vec4<u32>(0xffff0000u));
+}
+
 // To nearest even; NaN stays NaN.
 fn narrow_bf16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
@@ -22,6 +26,18 @@ fn widen_f16(half: u32) -> f32 {
     // Subnormal: a multiple of 2^-24, exact in f32.
     let magnitude = f32(rest) * 5.9604644775390625e-8;
     return bitcast<f32>(sign | bitcast<u32>(magnitude));
+}
+
+// The same bits, without branches.
+fn widen4_f16(words: vec2<u32>) -> vec4<f32> {
+    let halves = words.xxyy >> vec4<u32>(0u, 16u, 0u, 16u);
+    let sign = (halves & vec4<u32>(0x8000u)) << vec4<u32>(16u);
+    let rest = halves & vec4<u32>(0x7fffu);
+    let bias = select(vec4<u32>(0x38000000u), vec4<u32>(0x70000000u), rest >= vec4<u32>(0x7c00u));
+    let normal = (rest << vec4<u32>(13u)) + bias;
+    // Of signed integers, which more devices convert in one instruction.
+    let subnormal = bitcast<vec4<u32>>(vec4<f32>(vec4<i32>(rest)) * 5.9604644775390625e-8);
+    return bitcast<vec4<f32>>(sign | select(normal, subnormal, rest < vec4<u32>(0x0400u)));
 }
 
 fn narrow_f16(x: f32) -> u32 {

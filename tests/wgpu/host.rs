@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use libtest_mimic::Trial;
-use lrmoe::kernel::{AdamW, AdamWStep, Cast, Combine, Sigmoid};
+use lrmoe::kernel::{AdamW, AdamWStep, Cast, Combine, GroupedForward, Sigmoid};
 use lrmoe::memory::Category;
 use lrmoe::{Backend, DType, HostData, Recording, WgpuBackend, WgpuOptions};
 
@@ -15,6 +15,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("host::two_users_of_one_device_and_a_thread_that_submits", two_users),
         trial("host::buffers_at_offsets_keep_their_neighbours", at_offsets),
+        trial("host::rows_end_before_the_end_of_a_buffer", odd_elements),
         trial("host::ranges_and_usages_that_do_not_fit_are_refused", not_borrowed),
         trial("host::callbacks_stay_the_hosts", callbacks),
         trial("host::a_device_with_default_limits_is_enough", default_limits),
@@ -153,6 +154,35 @@ fn at_offsets() -> Outcome {
     let v = backend.alloc("v", DType::F32, 37, Category::Optimizer).map_err(text)?;
     let update = AdamW { len: 37, step, grad: z, weight: overlapping, master: None, m, v };
     refused("a kernel that writes what it reads", apart.dispatch(update)).map(drop)
+}
+
+/// Elements behind the last row are not read, though they are less than a vector of four and the buffer ends with them.
+fn odd_elements() -> Outcome {
+    let (device, queue) = open(true)?;
+    let backend = WgpuBackend::adopt(&device, &queue, WgpuOptions::default()).map_err(text)?;
+    let (rows, n, k) = (24, 8, 4);
+    let host = buffer(&device, 404, USAGE);
+    let values: Vec<f32> = (0..101).map(|i| i as f32).collect();
+    queue.write_buffer(&host, 0, bytemuck::cast_slice(&values));
+    let x = backend.borrow("x", &host, 0, DType::F32, 101).map_err(text)?;
+    let import = |name: &str, data| backend.import(name, data, Category::Scratch).map_err(text);
+    let (offsets, ones) = (import("offsets", HostData::U32(vec![0, rows as u32]))?, HostData::F32(vec![1.0; n * k]));
+    let w = import("w", ones)?;
+    let out = backend.alloc("out", DType::F32, rows * n, Category::Scratch).map_err(text)?;
+    let last_first = import("index", HostData::U32((0..rows as u32).rev().collect()))?;
+    for index in [None, Some(last_first)] {
+        let row_of = |row: usize| if index.is_some() { rows - 1 - row } else { row };
+        let sum = |row: usize| (0..k).map(|i| values[row_of(row) * k + i]).sum::<f32>();
+        let want: Vec<f32> = (0..rows * n).map(|at| sum(at / n)).collect();
+        let (x, w, offsets, out) = (x.clone(), w.clone(), offsets.clone(), out.clone());
+        let mut recording = Recording::new();
+        let product = GroupedForward { rows, groups: 1, n, k, index_div: 1, x, index, w, offsets, out: out.clone() };
+        recording.dispatch(product).map_err(text)?;
+        backend.submit(&recording).and_then(|fence| backend.wait(&fence)).map_err(text)?;
+        let got = backend.read_blocking(&out).and_then(HostData::into_f32).map_err(text)?;
+        holds("rows of a buffer of 101 elements", got == want)?;
+    }
+    Ok(())
 }
 
 fn not_borrowed() -> Outcome {

@@ -7,6 +7,7 @@ use lrmoe::{WgpuBackend, WgpuOptions};
 #[path = "../support/mod.rs"]
 mod support;
 
+mod gemm;
 mod host;
 mod limits;
 mod lost;
@@ -15,7 +16,10 @@ mod step;
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let trials = [host::trials(), limits::trials(), lost::trials(), memory::trials()].into_iter().flatten().collect();
+    let trials = [gemm::trials(), host::trials(), limits::trials(), lost::trials(), memory::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

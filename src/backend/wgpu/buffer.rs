@@ -134,7 +134,7 @@ impl WgpuBuffer {
 
     /// Whether four elements can be loaded at once from element 0 on.
     pub(crate) fn vec4_ok(&self) -> bool {
-        self.shared.offset.is_multiple_of(4 * self.shared.dtype.bytes() as u64)
+        self.shared.len >= 4 && self.shared.offset.is_multiple_of(4 * self.shared.dtype.bytes() as u64)
     }
 
     /// Whether the two handles are of the same elements.

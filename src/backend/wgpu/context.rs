@@ -67,7 +67,7 @@ impl Profile {
             && info.subgroup_min_size == info.subgroup_max_size
             && info.subgroup_min_size > 0)
             .then_some(info.subgroup_min_size);
-        let binding = u64::from(limits.max_storage_buffer_binding_size);
+        let binding = limits.max_storage_buffer_binding_size;
         Self {
             software: info.device_type == wgpu::DeviceType::Cpu,
             subgroup,

@@ -1,6 +1,7 @@
 //! What a kernel asks of the device: a shader, its values and its buffers.
 
 use super::buffer::WgpuBuffer;
+use super::context::Profile;
 use super::shader::{Constant, Param, Source, View};
 use crate::backend::{Buffer, check_len, wrong_type};
 use crate::tensor::DType;
@@ -145,6 +146,22 @@ fn expect_float(buffer: &WgpuBuffer) -> Result<()> {
 pub(crate) fn u32_of(what: &str, size: usize) -> Result<u32> {
     u32::try_from(size)
         .map_err(|_| Error::Overflow { what: what.to_owned(), detail: format!("{size} does not fit 32 bits") })
+}
+
+/// Rounds that all loops of an invocation may make together: Mesa's software driver leaves them at 65,535 without a word, and
+/// counts the test that ends a loop.
+pub(crate) const MAX_ROUNDS: usize = 60_000;
+
+/// Refuses loops of one invocation that a software driver would not run to their end.
+///
+/// # Errors
+/// [`Error::Unsupported`] with the numbers.
+pub(crate) fn check_rounds(profile: &Profile, rounds: usize, what: impl FnOnce() -> String) -> Result<()> {
+    if !profile.software || rounds <= MAX_ROUNDS {
+        return Ok(());
+    }
+    let why = format!("{rounds} rounds of one invocation's loops; at most {MAX_ROUNDS} are safe on a software driver");
+    Err(Error::Unsupported { what: what(), why })
 }
 
 /// Workgroups that cover `items`, `per` each.

@@ -23,9 +23,10 @@
 //! # Results
 //!
 //! The same inputs on the same device and driver give the same bits, whatever the variant of a kernel (those of
-//! [`WgpuOptions::cooperative`] excepted), the limits and the windows. Given the same score bits, selection retains the same pairs as the CPU backend, with the same weights. Sums and
-//! functions agree within rounding: WGSL leaves division, square roots and exponentials a few units in the last place, and drivers that
-//! compile for fast arithmetic (Metal's does) may reorder sums.
+//! [`WgpuOptions::cooperative`] excepted), the limits and the windows. Given the same score bits, selection retains the same
+//! pairs as the CPU backend, with the same weights. Sums and functions agree within rounding: WGSL leaves division, square
+//! roots and exponentials a few units in the last place, and drivers that compile for fast arithmetic (Metal's does) may
+//! reorder sums.
 //!
 //! On DX12 kernels need the DXC compiler (`dxcompiler.dll`): the older one refuses barriers that it cannot prove to be uniform.
 
@@ -60,8 +61,8 @@ use context::{Bounds, Context, Cooperative, Profile};
 use encode::{Chunk, Encoder};
 use pipelines::{BindGroups, Pipelines};
 use timestamps::Timer;
-use tuning::Tuner;
 pub use tuning::{ChoiceSource, ChosenVariant, Tune};
+use tuning::{Findings, Tuner};
 
 use super::pool::Pool;
 use super::{Backend, Caps};
@@ -95,11 +96,16 @@ pub struct WgpuOptions {
     pub tune: Tune,
     /// Where measured choices are kept; `lrmoe` in the user's cache directory where absent.
     pub cache_dir: Option<PathBuf>,
-    /// Variant of the grouped GEMMs, one of [`WgpuBackend::gemm_variants`], wherever device and shape allow it.
+    /// Variant of the grouped GEMMs, one of [`WgpuBackend::gemm_variants`], wherever device and shape allow it. One with matrix
+    /// units needs `cooperative` too.
     pub gemm_variant: Option<String>,
     /// Use matrix units for the grouped GEMMs: with f16 operands on Vulkan, with f32 on Metal. Their sums round in another
     /// order than the bits of other variants, and the feature is experimental in wgpu: results of the first use are compared
-    /// with a plain kernel, and a device that fails goes without.
+    /// with a plain kernel, and a device that fails goes without, as does one that has none.
+    ///
+    /// The feature has to be enabled when the device is opened. So this has no effect with [`WgpuBackend::adopt`], since a
+    /// host's device does not tell what its matrix units can do, nor with [`WgpuBackend::beside`] where the first backend was
+    /// made without it. [`WgpuBackend::chosen_variants`] says what is in use.
     pub cooperative: bool,
 }
 
@@ -198,17 +204,18 @@ impl WgpuBackend {
     ) -> Result<Self> {
         let mut context = Context::new(device, queue, owned.is_some(), options.time_limit, bounds(&options)?)?;
         context.profile.cooperative = owned.unwrap_or_default();
-        Self::with(context, options, Arc::default(), Arc::default())
+        Self::with(context, options, Arc::default(), Arc::default(), Arc::default())
     }
 
     /// A second backend on the same device, with an account, a pool and options of its own: two ranks on one device. Compiled
-    /// kernels are shared. [`WgpuOptions::adapter`] is not used.
+    /// kernels are shared, and so is what was measured. [`WgpuOptions::adapter`] is not used.
     ///
     /// # Errors
     /// As [`WgpuBackend::adopt`].
     pub fn beside(&self, options: WgpuOptions) -> Result<Self> {
         let context = self.inner.context.bounded(options.time_limit, bounds(&options)?);
-        Self::with(context, options, Arc::clone(&self.inner.pipelines), Arc::clone(&self.inner.groups))
+        let (pipelines, groups) = (Arc::clone(&self.inner.pipelines), Arc::clone(&self.inner.groups));
+        Self::with(context, options, pipelines, groups, self.inner.tuner.findings())
     }
 
     fn with(
@@ -216,6 +223,7 @@ impl WgpuBackend {
         options: WgpuOptions,
         pipelines: Arc<Pipelines>,
         groups: Arc<BindGroups>,
+        findings: Arc<Mutex<Findings>>,
     ) -> Result<Self> {
         context.check_alive()?;
         let caps = adapter::caps(&context.info, &context.device.limits());
@@ -225,7 +233,7 @@ impl WgpuBackend {
             Tune::Measure => context.owned,
         };
         let inner = Inner {
-            tuner: Tuner::new(measures, options.cache_dir.as_deref(), &caps.device),
+            tuner: Tuner::new(measures, options.cache_dir.as_deref(), &caps.device, findings),
             caps,
             context,
             pool: Pool::new(Accountant::new(options.budget)),

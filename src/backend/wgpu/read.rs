@@ -113,13 +113,19 @@ impl Inner {
         })?
     }
 
-    /// Copies elements to the host, after everything submitted before.
+    /// Copies elements to the host, after everything submitted before, and reports what nobody waited for.
     pub(super) fn read(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
+        let before = self.next_sequence();
+        let elements = self.fetch(buffer, range)?;
+        self.settle(before).map(|()| elements)
+    }
+
+    /// Copies elements to the host, after everything submitted before.
+    pub(super) fn fetch(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
         let len = range_len(buffer, &range)?;
         let dtype = buffer.dtype();
         let context = &self.context;
         context.check_alive()?;
-        let before = self.next_sequence();
         let element = dtype.bytes();
         let first = buffer.offset() + (range.start * element) as u64;
         let begin = first - first % 4;
@@ -141,7 +147,6 @@ impl Inner {
             (Mapping::new(staging), last)
         })?;
         context.wait_for(Some(last), "read")?;
-        self.settle(before)?;
         let skip = (first - begin) as usize;
         let elements = |bytes: &[u8]| from_bytes(dtype, &bytes[skip..skip + len * element]);
         mapping.read(context.time_limit, elements).or_else(|error| context.check_alive().and(Err(error)))

@@ -47,39 +47,12 @@ macro_rules! source {
 pub(crate) use source;
 
 /// A constant of the header; part of what tells pipelines apart.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
     /// `u32`.
     U32(u32),
-    /// `f32`; finite.
-    F32(f32),
     /// `bool`.
     Bool(bool),
-}
-
-impl Constant {
-    /// What tells values apart: type and bits.
-    fn bits(self) -> (u8, u32) {
-        match self {
-            Self::U32(v) => (0, v),
-            Self::F32(v) => (1, v.to_bits()),
-            Self::Bool(v) => (2, v.into()),
-        }
-    }
-}
-
-impl PartialEq for Constant {
-    fn eq(&self, other: &Self) -> bool {
-        self.bits() == other.bits()
-    }
-}
-
-impl Eq for Constant {}
-
-impl std::hash::Hash for Constant {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.bits().hash(state);
-    }
 }
 
 /// A run-time value: a word of the uniform block.
@@ -113,7 +86,7 @@ impl Param {
 pub(crate) enum View {
     /// One at a time, floats widened to f32.
     Scalar(DType),
-    /// Also four at a time.
+    /// Floats, also read four at a time.
     Vec4(DType),
     /// The bits of a 32-bit type.
     Bits,
@@ -194,7 +167,6 @@ impl Specialisation {
         for (name, value) in &self.constants {
             match value {
                 Constant::U32(v) => writeln!(text, "const {name}: u32 = {v}u;")?,
-                Constant::F32(v) => writeln!(text, "const {name}: f32 = {v:?}f;")?,
                 Constant::Bool(v) => writeln!(text, "const {name}: bool = {v};")?,
             }
         }
@@ -236,8 +208,7 @@ fn stored(view: View) -> &'static str {
         View::Scalar(DType::F32) => "f32",
         View::Scalar(_) | View::Bits => "u32",
         View::Vec4(DType::F32) => "vec4<f32>",
-        View::Vec4(DType::U32) => "vec4<u32>",
-        View::Vec4(DType::BF16 | DType::F16) => "vec2<u32>",
+        View::Vec4(_) => "vec2<u32>",
         View::Atomic => "atomic<u32>",
     }
 }
@@ -262,8 +233,7 @@ fn accesses(text: &mut String, bound: &Bound, variable: &str) -> std::fmt::Resul
             whole(text, "f32")?;
             writeln!(text, "const {upper}_PER_WORD: u32 = 1u;")?;
             writeln!(text, "fn store_word_{name}(i: u32, lo: f32, hi: f32) {{ {at} = lo; }}")?;
-            writeln!(text, "fn store_low_{name}(i: u32, lo: f32) {{ {at} = lo; }}")?;
-            writeln!(text, "fn store_high_{name}(i: u32, hi: f32) {{ {at} = hi; }}")
+            writeln!(text, "fn store_low_{name}(i: u32, lo: f32) {{ {at} = lo; }}")
         }
         View::Scalar(dtype) => {
             let word = format!("{variable}_data[(params.base_{name} >> 1u) + w]");
@@ -280,43 +250,19 @@ fn accesses(text: &mut String, bound: &Bound, variable: &str) -> std::fmt::Resul
             writeln!(
                 text,
                 "fn store_low_{name}(w: u32, lo: f32) {{ {word} = ({word} & 0xffff0000u) | narrow_{dtype}(lo); }}"
-            )?;
-            writeln!(
-                text,
-                "fn store_high_{name}(w: u32, hi: f32) {{ {word} = ({word} & 0xffffu) | (narrow_{dtype}(hi) << 16u); }}"
             )
         }
         View::Vec4(dtype) => {
             let four = format!("{variable}_data[(params.base_{name} >> 2u) + i]");
-            let (element, one) = match dtype {
-                DType::F32 => ("f32", "at & 3u"),
-                DType::U32 => ("u32", "at & 3u"),
-                DType::BF16 | DType::F16 => ("f32", "(at >> 1u) & 1u"),
+            let (value, values) = if dtype == DType::F32 {
+                (format!("{variable}_data[at >> 2u][at & 3u]"), four)
+            } else {
+                let word = format!("{variable}_data[at >> 2u][(at >> 1u) & 1u]");
+                let half = format!("({word} >> ((at & 1u) * 16u)) & 0xffffu");
+                (format!("widen_{dtype}({half})"), format!("widen4_{dtype}({four})"))
             };
-            let one = format!("{variable}_data[at >> 2u][{one}]");
-            let value =
-                if dtype.bytes() == 4 { one } else { format!("widen_{dtype}(({one} >> ((at & 1u) * 16u)) & 0xffffu)") };
-            writeln!(
-                text,
-                "fn load_{name}(i: u32) -> {element} {{ let at = params.base_{name} + i; return {value}; }}"
-            )?;
-            match dtype {
-                DType::F32 => {
-                    writeln!(text, "fn load4_{name}(i: u32) -> vec4<f32> {{ return {four}; }}")?;
-                    writeln!(text, "fn store4_{name}(i: u32, v: vec4<f32>) {{ {four} = v; }}")
-                }
-                DType::U32 => writeln!(text, "fn load4_{name}(i: u32) -> vec4<u32> {{ return {four}; }}"),
-                DType::BF16 => writeln!(
-                    text,
-                    "fn load4_{name}(i: u32) -> vec4<f32> {{ let p = {four}; return bitcast<vec4<f32>>(vec4<u32>(\
-                     p.x << 16u, p.x & 0xffff0000u, p.y << 16u, p.y & 0xffff0000u)); }}"
-                ),
-                DType::F16 => writeln!(
-                    text,
-                    "fn load4_{name}(i: u32) -> vec4<f32> {{ let p = {four}; \
-                     return vec4<f32>(unpack2x16float(p.x), unpack2x16float(p.y)); }}"
-                ),
-            }
+            writeln!(text, "fn load_{name}(i: u32) -> f32 {{ let at = params.base_{name} + i; return {value}; }}")?;
+            writeln!(text, "fn load4_{name}(i: u32) -> vec4<f32> {{ return {values}; }}")
         }
         View::Atomic => {
             writeln!(text, "fn load_{name}(i: u32) -> u32 {{ return atomicLoad(&{at}); }}")?;

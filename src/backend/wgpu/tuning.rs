@@ -3,10 +3,10 @@
 //! Measured choices are kept in a file for each adapter, driver and version of this crate, so a program that runs again
 //! measures nothing. The file is a convenience: one that cannot be read is ignored, one that cannot be written is logged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -45,36 +45,45 @@ pub enum ChoiceSource {
     Default,
     /// Its time, now or in an earlier run.
     Measured,
-    /// [`WgpuOptions::gemm_variant`](super::WgpuOptions::gemm_variant).
+    /// [`WgpuOptions::gemm_variant`](super::WgpuOptions::gemm_variant) or
+    /// [`WgpuOptions::cooperative`](super::WgpuOptions::cooperative).
     Option,
 }
 
 /// Time that measuring may take in one process; what is not measured then uses defaults.
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// The choices of one device.
+/// The choices of one backend. What was found out about the device is shared by the backends on it.
 #[derive(Debug)]
 pub(super) struct Tuner {
     measures: bool,
     file: Option<ChoiceFile>,
-    state: Mutex<State>,
+    device: Arc<Mutex<Findings>>,
+    /// Classes of shapes for which nothing was measured, and their defaults.
+    defaults: Mutex<BTreeMap<String, String>>,
 }
 
+/// What was measured and tested on one device.
 #[derive(Debug, Default)]
-struct State {
-    loaded: bool,
+pub(super) struct Findings {
+    /// Files that have been read.
+    read: BTreeSet<PathBuf>,
     measured: BTreeMap<String, String>,
-    defaults: BTreeMap<String, String>,
     tested: BTreeMap<String, bool>,
     spent: Duration,
 }
 
 impl Tuner {
     /// Defaults only, or measurements with a file of choices for `identity`: adapter and driver.
-    pub(super) fn new(measures: bool, directory: Option<&Path>, identity: &str) -> Self {
+    pub(super) fn new(measures: bool, directory: Option<&Path>, identity: &str, device: Arc<Mutex<Findings>>) -> Self {
         let directory = || directory.map(Path::to_path_buf).or_else(cache_directory);
         let file = measures.then(directory).flatten().map(|directory| ChoiceFile::new(&directory, identity));
-        Self { measures, file, state: Mutex::default() }
+        Self { measures, file, device, defaults: Mutex::default() }
+    }
+
+    /// What another backend on the device begins with.
+    pub(super) fn findings(&self) -> Arc<Mutex<Findings>> {
+        Arc::clone(&self.device)
     }
 
     /// The variant for a class of shapes: one of `candidates`, which begin with the default.
@@ -88,48 +97,57 @@ impl Tuner {
     ) -> Option<T> {
         let &(default, first) = candidates.first()?;
         let named = |name: &String| candidates.iter().find(|(candidate, _)| candidate == name).map(|&(_, value)| value);
+        if !self.measures || candidates.len() < 2 {
+            return self.default(what, default, first);
+        }
         // Held while measuring: two measurements at once would disturb each other.
-        let mut state = self.lock();
-        if let Some(known) = state.measured.get(what).and_then(named) {
+        let mut device = self.lock();
+        if let Some(known) = device.measured.get(what).and_then(named) {
             return Some(known);
         }
-        if !self.measures || candidates.len() < 2 || state.spent >= BUDGET || state.defaults.contains_key(what) {
-            state.defaults.entry(what.to_owned()).or_insert_with(|| default.to_owned());
-            return Some(first);
+        if device.spent >= BUDGET || self.defaults().contains_key(what) {
+            return self.default(what, default, first);
         }
         let start = Instant::now();
         let best = fastest(candidates, measure);
-        state.spent += start.elapsed();
+        device.spent += start.elapsed();
         let Some((name, value)) = best else {
-            state.defaults.insert(what.to_owned(), default.to_owned());
-            return Some(first);
+            log::warn!("{what}: {default}, since no variant can be measured");
+            return self.default(what, default, first);
         };
         log::debug!("{what}: {name}, measured in {:?}", start.elapsed());
-        state.measured.insert(what.to_owned(), name.to_owned());
+        device.measured.insert(what.to_owned(), name.to_owned());
         if let Some(file) = &self.file {
-            file.write(&state.measured);
+            file.write(&device.measured);
         }
+        Some(value)
+    }
+
+    /// The default, noted.
+    fn default<T>(&self, what: &str, name: &str, value: T) -> Option<T> {
+        self.defaults().entry(what.to_owned()).or_insert_with(|| name.to_owned());
         Some(value)
     }
 
     /// Whether a variant whose results are the driver's business has passed its test, which runs once.
     pub(super) fn tested(&self, what: &str, test: impl FnOnce() -> Result<bool>) -> bool {
-        let mut state = self.lock();
-        if let Some(&passed) = state.tested.get(what) {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&passed) = device.tested.get(what) {
             return passed;
         }
         let result = test();
-        if !matches!(result, Ok(true)) {
-            log::warn!("{what} is not used: its results are wrong on this device ({result:?})");
+        match &result {
+            Ok(true) => {}
+            Ok(false) => log::warn!("{what} is not used: its results are wrong on this device"),
+            Err(error) => log::warn!("{what} is not used: it cannot be tested: {error}"),
         }
-        let passed = matches!(result, Ok(true));
-        state.tested.insert(what.to_owned(), passed);
+        let passed = result.unwrap_or(false);
+        device.tested.insert(what.to_owned(), passed);
         passed
     }
 
     /// What has been chosen so far, in earlier runs too where that was by time.
     pub(super) fn chosen(&self) -> Vec<ChosenVariant> {
-        let state = self.lock();
         let all = |choices: &BTreeMap<String, String>, source| -> Vec<_> {
             let choice = |(what, variant): (&String, &String)| ChosenVariant {
                 what: what.clone(),
@@ -138,21 +156,30 @@ impl Tuner {
             };
             choices.iter().map(choice).collect()
         };
-        [all(&state.measured, ChoiceSource::Measured), all(&state.defaults, ChoiceSource::Default)].concat()
+        let mut chosen = if self.measures { all(&self.lock().measured, ChoiceSource::Measured) } else { vec![] };
+        chosen.extend(all(&self.defaults(), ChoiceSource::Default));
+        chosen
     }
 
-    /// The state, with what earlier runs have measured.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.loaded {
-            state.loaded = true;
-            state.measured = self.file.as_ref().map(ChoiceFile::read).unwrap_or_default();
+    fn defaults(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's findings, with what earlier runs have measured.
+    fn lock(&self) -> MutexGuard<'_, Findings> {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &self.file
+            && device.read.insert(file.path.clone())
+        {
+            for (what, variant) in file.read() {
+                device.measured.entry(what).or_insert(variant);
+            }
         }
-        state
+        device
     }
 }
 
-/// The candidate of the shortest time; none where the first cannot be measured.
+/// The candidate of the shortest time; none where nothing can be measured.
 fn fastest<T: Copy>(
     candidates: &[(&'static str, T)],
     mut measure: impl FnMut(T) -> Result<Duration>,

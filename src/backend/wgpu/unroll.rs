@@ -29,11 +29,10 @@ pub(super) fn unroll(text: &str, constants: &[(&'static str, Constant)], out: &m
     }
     let lines: Vec<&str> = text.lines().collect();
     let number = |&(name, value): &(&'static str, Constant)| match value {
-        Constant::U32(v) => Some((name, i64::from(v))),
-        Constant::Bool(v) => Some((name, i64::from(v))),
-        Constant::F32(_) => None,
+        Constant::U32(v) => (name, i64::from(v)),
+        Constant::Bool(v) => (name, i64::from(v)),
     };
-    let mut scope = constants.iter().filter_map(number).collect();
+    let mut scope = constants.iter().map(number).collect();
     let mut at = 0;
     if let Err(mistake) = block(&lines, &mut at, &mut scope, Some(out), true) {
         let _ = writeln!(out, "#error line {}: {mistake}", at + 1);
@@ -188,7 +187,7 @@ mod tests {
 
     fn run(text: &str) -> String {
         let mut out = String::new();
-        unroll(text, &[("N", Constant::U32(2)), ("VEC4", Constant::Bool(true)), ("X", Constant::F32(1.0))], &mut out);
+        unroll(text, &[("N", Constant::U32(2)), ("VEC4", Constant::Bool(true))], &mut out);
         out
     }
 

@@ -3,7 +3,7 @@
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::checks::{Extent, Index};
 use crate::backend::wgpu::encode::Encoder;
-use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
+use crate::backend::wgpu::launch::{Arg, Launch, MAX_ROUNDS, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::backend::{Buffer, elements};
 use crate::config::ScoringFunc;
@@ -24,9 +24,6 @@ const LANE_BYTES: usize = 16;
 
 /// Parts of a reduction at most, `PARTS` of `lib_common.wgsl`.
 const MAX_PARTS: usize = 16;
-
-/// Rounds of loops that an invocation may make: a software driver gives up at 65,535 without a word.
-const MAX_ROUNDS: usize = 60_000;
 
 /// Invocations for a row of experts: about four experts each.
 pub(super) fn workgroup_for(experts: usize) -> u32 {

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::backend::elements;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::encode::Encoder;
-use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
+use crate::backend::wgpu::launch::{Arg, Launch, check_rounds, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::kernel::RouterLoss;
 use crate::tensor::DType;
@@ -15,6 +15,9 @@ static TOTAL: Source = source!("router_loss_total", ["lib_reduce"]);
 
 /// Tokens that one invocation adds up: 1/64 of the logits is what their sums take.
 const CHUNK: usize = 64;
+
+/// Invocations that add up the sums of the chunks.
+const TOTAL_WORKGROUP: u32 = 64;
 
 pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let (experts, columns) = (args.experts, elements("sums", &[args.experts])? + 1);
@@ -26,6 +29,9 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
     // Without experts there is nothing to sum over tokens.
     let tokens = if experts == 0 { 0 } else { args.tokens };
     let chunks = tokens.div_ceil(CHUNK);
+    // Of the last pass: over the chunks, then at most as many rounds as there are invocations.
+    let rounds = chunks.div_ceil(TOTAL_WORKGROUP as usize) + TOTAL_WORKGROUP as usize;
+    check_rounds(to.profile(), rounds, || format!("router_loss of {tokens} tokens"))?;
     let partial_len = elements("sums of chunks", &[chunks, columns])?;
     let partial_buffer = to.scratch("sums of chunks", DType::F32, partial_len.max(1))?;
     let partial = Arg::f32("partial", &partial_buffer, partial_len.max(1))?;
@@ -58,7 +64,7 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
     to.launch(Launch {
         source: &TOTAL,
         entry: "main",
-        workgroup: 64,
+        workgroup: TOTAL_WORKGROUP,
         constants: vec![],
         params: vec![
             ("chunks", Param::U32(u32_of("chunks", chunks)?)),
@@ -66,6 +72,6 @@ pub(crate) fn router_loss(args: &RouterLoss<WgpuBuffer>, to: &mut Encoder<'_>) -
         ],
         args: vec![partial, sums],
         groups: columns as u64,
-        cost: 64 * (16 + chunks.div_ceil(64) as u64),
+        cost: u64::from(TOTAL_WORKGROUP) * (16 + rounds as u64),
     })
 }

@@ -26,33 +26,45 @@ pub(crate) fn gemm_variants() -> Vec<&'static str> {
 
 /// What has been chosen so far on a device, behind what it would choose for large groups of aligned rows.
 pub(crate) fn chosen_variants(inner: &Inner) -> Vec<ChosenVariant> {
-    let profile = &inner.context.profile;
-    let forced = inner.options.gemm_variant.as_deref().and_then(Variant::named);
-    let usual = Call::ALL.into_iter().filter_map(|call| {
-        let shape =
-            Shape { call, rows: 4096, experts: 8, n: 1024, k: 1024, dtypes: [DType::F32, DType::F32], fours: true };
-        let named = forced.filter(|variant| variant.supported(profile, &shape).is_ok());
-        let source = if named.is_some() { ChoiceSource::Option } else { ChoiceSource::Default };
-        let variant = named.or_else(|| candidates(profile, &shape).first().copied())?;
-        Some(ChosenVariant { what: call.name().to_owned(), variant: variant.name.to_owned(), source })
-    });
-    usual.chain(inner.tuner.chosen()).collect()
+    let usual = |call: Call, dtype: DType| {
+        let shape = Shape { call, rows: 4096, experts: 8, n: 1024, k: 1024, dtypes: [dtype; 2], fours: true };
+        match asked_for(inner, &shape) {
+            Some(variant) => Some((variant, ChoiceSource::Option)),
+            None => candidates(&inner.context.profile, &shape).first().map(|&variant| (variant, ChoiceSource::Default)),
+        }
+    };
+    let mut chosen = Vec::new();
+    let mut push = |what: String, (variant, source): (&Variant, ChoiceSource)| {
+        chosen.push(ChosenVariant { what, variant: variant.name.to_owned(), source });
+    };
+    for call in Call::ALL {
+        let (singles, halves) = (usual(call, DType::F32), usual(call, DType::F16));
+        // Matrix units are for some element types only.
+        let differs = halves.filter(|_| halves != singles);
+        singles.into_iter().for_each(|choice| push(call.name().to_owned(), choice));
+        differs.into_iter().for_each(|choice| push(format!("{} {}", call.name(), DType::F16), choice));
+    }
+    chosen.extend(inner.tuner.chosen());
+    chosen
+}
+
+/// The variant that options ask for: the named one, or else one with matrix units. None where the device cannot run it on such
+/// a product, or failed its test.
+fn asked_for(inner: &Inner, shape: &Shape) -> Option<&'static Variant> {
+    let options = &inner.options;
+    let named = options.gemm_variant.as_deref().and_then(Variant::named);
+    let cooperative = VARIANTS.iter().filter(|variant| options.cooperative && variant.is_cooperative());
+    named.into_iter().chain(cooperative).find(|variant| {
+        variant.supported(&inner.context.profile, shape).is_ok()
+            && (!variant.is_cooperative() || (options.cooperative && passes(inner, shape, variant)))
+    })
 }
 
 /// The variant for a product.
 pub(super) fn choose(shape: &Shape, to: &Encoder<'_>) -> Result<&'static Variant> {
     let (inner, profile) = (to.inner(), to.profile());
-    let named = inner.options.gemm_variant.as_deref().and_then(Variant::named);
-    let named = named.filter(|variant| variant.supported(profile, shape).is_ok());
-    if let Some(variant) = named.filter(|variant| variant.strategy != Strategy::Cooperative) {
+    if let Some(variant) = asked_for(inner, shape) {
         return Ok(variant);
-    }
-    if inner.options.cooperative {
-        let mut cooperative = VARIANTS.iter().filter(|variant| variant.strategy == Strategy::Cooperative);
-        let usable = |variant: &&Variant| variant.supported(profile, shape).is_ok();
-        if let Some(variant) = cooperative.find(usable).filter(|variant| passes(inner, shape, variant)) {
-            return Ok(variant);
-        }
     }
     let candidates: Vec<_> = candidates(profile, shape).into_iter().map(|variant| (variant.name, variant)).collect();
     let chosen = inner.tuner.choose(&shape.class(), &candidates, |variant| measure(inner, shape, variant));

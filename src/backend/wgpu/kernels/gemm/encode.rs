@@ -10,7 +10,7 @@ use crate::Result;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::known::Question;
-use crate::backend::wgpu::launch::{Arg, Launch, u32_of};
+use crate::backend::wgpu::launch::{Arg, Launch, check_rounds, u32_of};
 use crate::backend::wgpu::shader::{Param, Source, source};
 use crate::backend::{Buffer as _, elements};
 
@@ -141,6 +141,10 @@ impl Plan<'_> {
         let &Product { rows, experts, offsets, .. } = self.product;
         let entries = elements("groups", &[experts])? + 1;
         let [tile_rows, _] = self.variant.tile(to.profile());
+        // Each invocation goes over its groups twice, and over what the others have counted.
+        let lanes = STARTS_WORKGROUP as usize;
+        let rounds = experts.div_ceil(lanes).saturating_mul(2).saturating_add(lanes);
+        check_rounds(to.profile(), rounds, || format!("{} of {experts} groups", self.product.call.name()))?;
         let question = Question::Tiles { groups: experts, rows, tile_rows };
         to.derived(question, &[offsets], ("starts", entries), |to, starts| {
             to.launch(Launch {
@@ -200,14 +204,15 @@ impl Plan<'_> {
             number("a_cols", product.a.cols)?,
             ("a_div", Param::U32(product.a.div)),
         ];
-        let a = product.a.buffer;
-        u32_of("elements of an operand", a.len().max(product.b.buffer().len().min(bound.len())))?;
+        let a_len = product.a.elements(rows);
+        let b_len = if let Right::Rows(x) = product.b { x.elements(rows) } else { bound.len() };
+        u32_of("elements of an operand", a_len.max(b_len))?;
         let floats = if variant.fours { Arg::vec4 } else { Arg::floats };
         // The left operand of a subgroup is read one step an invocation.
         let left = if variant.strategy == Strategy::Subgroup { Arg::floats } else { floats };
         let offsets = Arg::u32("offsets", product.offsets, experts + 1)?;
         let a_index = Arg::optional_u32("a_index", product.a.index.map(|(_, buffer)| buffer), rows)?;
-        let a = left("a", a, a.len())?;
+        let a = left("a", product.a.buffer, a_len)?;
         let args = match product.b {
             Right::Weights(w) => {
                 params.push(number("c_cols", if call == Call::Forward { n } else { k })?);
@@ -223,7 +228,7 @@ impl Plan<'_> {
                 let b_index = Arg::optional_u32("b_index", x.index.map(|(_, buffer)| buffer), rows)?;
                 let scale = Arg::optional_f32("scale", product.scale, rows)?;
                 let c = Arg::f32("c", product.c, elements("out", &[experts, n, k])?)?.window(first..bound.end);
-                vec![a, a_index, scale, floats("b", x.buffer, x.buffer.len())?, b_index, offsets, c]
+                vec![a, a_index, scale, floats("b", x.buffer, b_len)?, b_index, offsets, c]
             }
         };
         let (source, entry) = shader(call, variant.strategy);

@@ -8,8 +8,8 @@
 //!
 //! # How it is built
 //! [`product`] states all three as one; [`variant`] is the table of strategies and tile sizes; [`window`] cuts weights that
-//! a device does not bind at once; [`choice`] picks a variant, by [`trial`]s; [`encode`] launches. Shaders are one file for each product, which says where rows of the
-//! operands begin, and one library for each strategy (`lib_gemm_*.wgsl`).
+//! a device does not bind at once; [`choice`] picks a variant, by [`trial`]s; [`encode`] launches. Shaders are one file for
+//! each product, which says where rows of the operands begin, and one library for each strategy (`lib_gemm_*.wgsl`).
 
 mod choice;
 mod encode;

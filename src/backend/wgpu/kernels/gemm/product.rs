@@ -47,6 +47,16 @@ pub(super) struct Rows<'a> {
     pub(super) div: u32,
 }
 
+impl Rows<'_> {
+    /// Elements that rows of the batch may be read from: whole rows only, so that they are whole vectors where a row is. `rows`
+    /// is the number of rows in use.
+    pub(super) fn elements(&self, rows: usize) -> usize {
+        let stored = self.buffer.len_rows(self.cols);
+        let reached = if self.index.is_some() { stored } else { rows.min(stored) };
+        reached * self.cols
+    }
+}
+
 /// The other operand: weights, or rows again.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Right<'a> {

@@ -2,6 +2,7 @@
 
 use super::product::{Call, Shape};
 use crate::backend::wgpu::context::Profile;
+use crate::backend::wgpu::launch::MAX_ROUNDS;
 use crate::backend::wgpu::shader::Constant;
 use crate::tensor::DType;
 
@@ -98,6 +99,11 @@ impl Variant {
         Ok(())
     }
 
+    /// Whether its sums are the hardware's.
+    pub(super) fn is_cooperative(&self) -> bool {
+        self.strategy == Strategy::Cooperative
+    }
+
     /// Whether its operands are cooperative matrices of f16.
     fn halves(&self) -> bool {
         self.name == "cooperative-f16"
@@ -131,17 +137,15 @@ impl Variant {
         }
     }
 
-    /// Steps that one invocation may take in one dispatch. Mesa's software driver silently leaves all loops of an invocation
-    /// after 65,535 iterations together, and counts the test that ends a loop.
+    /// Steps that one invocation may take in one dispatch.
     pub(super) fn steps_at_most(&self, profile: &Profile) -> usize {
-        const ITERATIONS: usize = 60_000;
         match (profile.software, self.strategy) {
             (false, _) => usize::MAX,
-            (true, Strategy::Direct) => 4 * ITERATIONS,
+            (true, Strategy::Direct) => 4 * MAX_ROUNDS,
             // 16 steps are one of the outer loop and four of the inner, which ends with another.
-            (true, Strategy::Tiled) => ITERATIONS / 6 * 16,
+            (true, Strategy::Tiled) => MAX_ROUNDS / 6 * 16,
             // Three for four steps at least. No such driver has cooperative matrices.
-            (true, Strategy::Subgroup | Strategy::Cooperative) => ITERATIONS,
+            (true, Strategy::Subgroup | Strategy::Cooperative) => MAX_ROUNDS,
         }
     }
 
