@@ -1,7 +1,8 @@
 //! The whole layer on the wgpu backend, against its grouped GEMMs alone, and where the rest of the time goes.
 //!
 //! `cargo bench --bench wgpu_layer [-- ROUNDS [large|small]]`. Forward and backward with the time of every command, taken on the
-//! device, and without: a round of each in turn, medians. `ratio` is the whole wall time over the device time of the GEMMs.
+//! device, and without: a round of each in turn, medians. `ratio` is the whole wall time over the device time of the GEMMs, of the
+//! timed step itself and of the one next to it, so that it depends little on what else the machine does.
 //! Then steps so small that only overhead is left, as tests run them: on a backend that is new, poisoned and checked.
 #![allow(clippy::print_stdout, reason = "a bench prints its table")]
 
@@ -204,12 +205,13 @@ fn compare(device: &WgpuBackend, sizes: Sizes, select: Selection, rounds: usize)
         plain.round()?;
         timed.round()?;
     }
-    let (mut walls, mut calls, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut walls, mut timed_walls, mut calls, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let (wall, log) = plain.round()?;
         walls.push(ms(wall));
         calls.push(log.calls);
-        let (_, log) = timed.round()?;
+        let (wall, log) = timed.round()?;
+        timed_walls.push(ms(wall));
         match device_times(&timed.backend.inner, &log) {
             Some(times) => commands.push(times),
             None => {
@@ -221,12 +223,17 @@ fn compare(device: &WgpuBackend, sizes: Sizes, select: Selection, rounds: usize)
     let sum = |round: &BTreeMap<&'static str, (Duration, usize)>, gemms: bool| -> f64 {
         round.iter().filter(|(name, _)| !gemms || GEMMS.contains(name)).map(|(_, &(time, _))| ms(time)).sum()
     };
-    let gemms = median(commands.iter().map(|round| sum(round, true)).collect());
+    let own: Vec<f64> = commands.iter().map(|round| sum(round, true)).collect();
+    let ratio = |walls: &[f64]| median(walls.iter().zip(&own).map(|(wall, gemms)| wall / gemms).collect());
+    let (timed, beside) = (ratio(&timed_walls), ratio(&walls));
+    let gemms = median(own.clone());
     let device = median(commands.iter().map(|round| sum(round, false)).collect());
     let wall = median(walls);
     let Sizes { tokens, hidden, width, experts, top_k } = sizes;
     println!("{tokens} tokens, hidden {hidden}, {experts} experts of width {width}, top-{top_k}, {select}");
-    println!("  whole {wall:.1} ms, on the device {device:.1}, grouped GEMMs {gemms:.1}; ratio {:.2}", wall / gemms);
+    println!(
+        "  whole {wall:.1} ms, on the device {device:.1}, grouped GEMMs {gemms:.1}; ratio {timed:.2}, {beside:.2} untimed"
+    );
     line("device ms", &medians(&commands));
     line("host ms", &medians(&calls));
     Ok(())
