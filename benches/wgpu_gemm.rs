@@ -2,7 +2,7 @@
 //! CPU backend for comparison.
 //!
 //! `cargo bench --bench wgpu_gemm [-- ROUNDS [VARIANT]]`. 32 groups of 3 to 294 rows (4,737 together), k = 256, n = 512, f32.
-//! Times are of the first round, which compiles, and the best of the others. A software driver runs on the host's cores:
+//! Times are of the first round, which compiles, and the best of the others, of which there are more where they are short. A software driver runs on the host's cores:
 //! there, the last column counts operations a second of processor time of all threads (Linux only), which does not depend on
 //! what else the machine does.
 #![allow(
@@ -99,18 +99,24 @@ fn run(backend: &impl Backend, name: &str, rounds: usize, supported: impl Fn(&st
         let mut recording = Recording::new();
         recording.dispatch(kernel).expect("no buffer is bound twice");
         let once = || {
-            let (start, busy) = (Instant::now(), processor_seconds());
+            let start = Instant::now();
             backend.submit(&recording).and_then(|fence| backend.wait(&fence)).expect("valid");
-            (start.elapsed().as_secs_f64(), processor_seconds() - busy)
+            start.elapsed().as_secs_f64()
         };
         // The first run compiles.
-        let (first, _) = once();
-        let (mut wall, mut busy) = (f64::INFINITY, f64::INFINITY);
-        for _ in 0..rounds {
-            let (seconds, processor) = once();
-            (wall, busy) = (wall.min(seconds), busy.min(processor));
-        }
-        let rate = if busy.is_finite() { format!("{:.2}", operations / busy) } else { "-".into() };
+        let first = once();
+        let (mut wall, mut runs, start) = (f64::INFINITY, 0, processor_seconds());
+        let busy = loop {
+            wall = wall.min(once());
+            runs += 1;
+            let busy = processor_seconds() - start;
+            // Processor time is told in steps: enough of them, where it is told at all.
+            if runs >= rounds && (busy.is_nan() || busy >= 0.5) {
+                break busy;
+            }
+        };
+        let rate = operations * runs as f64 / busy;
+        let rate = if rate.is_finite() { format!("{rate:.2}") } else { "-".into() };
         println!("{name:<16} {call:<8} {:<9.0} {:<7.1} {:<8.2} {rate}", first * 1e3, wall * 1e3, operations / wall);
     }
 }

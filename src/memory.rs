@@ -158,16 +158,25 @@ impl Accountant {
     /// # Errors
     /// [`Error::OutOfMemory`] where the budget would be passed; nothing is reserved then.
     pub fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
-        let used = used.min(bytes);
+        let mut reservation = self.hold(category, name, bytes)?;
+        reservation.allocated(category, used);
+        Ok(reservation)
+    }
+
+    /// Reserves `bytes` for an allocation that is yet to be made: [`Reservation::allocated`] counts it, and one that fails leaves no
+    /// trace.
+    ///
+    /// # Errors
+    /// As [`Accountant::reserve`].
+    pub fn hold(&self, category: Category, name: &str, bytes: u64) -> Result<Reservation> {
         let mut state = self.lock();
         let reserved = state.report.reserved.checked_add(bytes).ok_or_else(|| state.refuse(bytes, category, name))?;
         if state.report.budget.is_some_and(|budget| reserved > budget) {
             return Err(state.refuse(bytes, category, name));
         }
         state.report.reserved = reserved;
-        state.report.allocations += 1;
-        state.make_live(category, bytes, used);
-        Ok(Reservation { account: self.clone(), bytes, live: Some((category, used)) })
+        state.report.idle += bytes;
+        Ok(Reservation { account: self.clone(), bytes, live: None })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -197,6 +206,12 @@ impl Reservation {
             state.report.used -= used;
             state.report.idle += self.bytes;
         }
+    }
+
+    /// Takes held bytes into use for the first time: an allocation from the system.
+    pub fn allocated(&mut self, category: Category, used: u64) {
+        self.reuse(category, used);
+        self.account.lock().report.allocations += 1;
     }
 
     /// Takes idle bytes into use again, of which `used` (at most all) were asked for.

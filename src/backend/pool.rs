@@ -61,12 +61,13 @@ impl<M> Pool<M> {
                 (memory, reservation)
             }
             None => {
-                let reservation = self.reserve(category, name, bytes, used)?;
+                let mut reservation = self.hold(category, name, bytes)?;
                 let memory = match make(bytes) {
                     Err(Error::SystemMemory { .. }) if self.give_up_idle() => make(bytes),
                     memory => memory,
-                };
-                (memory?, reservation)
+                }?;
+                reservation.allocated(category, used);
+                (memory, reservation)
             }
         };
         Ok(Piece { memory: ManuallyDrop::new(memory), reservation: Some(reservation), home: Arc::downgrade(self), key })
@@ -81,7 +82,8 @@ impl<M> Pool<M> {
         category: Category,
         memory: M,
     ) -> Result<Piece<M>> {
-        let reservation = self.reserve(category, name, bytes, bytes)?;
+        let mut reservation = self.hold(category, name, bytes)?;
+        reservation.allocated(category, bytes);
         Ok(Piece {
             memory: ManuallyDrop::new(memory),
             reservation: Some(reservation),
@@ -91,12 +93,12 @@ impl<M> Pool<M> {
     }
 
     /// Reserves bytes, giving idle memory up for them where they do not fit otherwise.
-    fn reserve(&self, category: Category, name: &str, bytes: u64, used: u64) -> Result<Reservation> {
+    fn hold(&self, category: Category, name: &str, bytes: u64) -> Result<Reservation> {
         loop {
-            match self.account.reserve(category, name, bytes, used) {
+            match self.account.hold(category, name, bytes) {
                 // Again as long as there is idle memory: another thread may have given some back in between.
                 Err(Error::OutOfMemory { .. }) if self.give_up_idle() => {}
-                reserved => return reserved,
+                held => return held,
             }
         }
     }

@@ -13,6 +13,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("lost::a_device_destroyed_in_mid_run", destroyed),
         trial("lost::eight_devices_in_eight_threads", eight),
         trial("lost::a_fault_is_reported_once_by_wait_and_by_read", faults),
+        trial("lost::buffers_and_fences_of_another_device_are_refused", foreign),
         trial("lost::a_refused_recording_leaves_the_device_usable", refused_recording),
     ]
 }
@@ -83,6 +84,12 @@ fn faults() -> Outcome {
     names(refused("a wait", backend.wait(&fence))?, "5")?;
     names(refused("a second wait", backend.wait(&fence))?, "5")?;
     backend.read_blocking(&other).map_err(text)?;
+    // Recordings with nothing to do are waited for together with those before, good ones and bad ones.
+    let hasty = backend.beside(WgpuOptions { time_limit: std::time::Duration::from_secs(20), ..Default::default() });
+    let hasty = hasty.map_err(text)?;
+    drop(hasty.submit(&out_of_range(&hasty, 8).map_err(text)?).map_err(text)?);
+    let nothing = hasty.submit(&Recording::new()).map_err(text)?;
+    names(refused("a wait for nothing", hasty.wait(&nothing))?, "8")?;
     // Nobody waits: the next wait for another recording tells, or the next read.
     drop(backend.submit(&out_of_range(&backend, 6).map_err(text)?).map_err(text)?);
     let good = backend.submit(&Recording::new()).map_err(text)?;
@@ -111,4 +118,27 @@ fn refused_recording() -> Outcome {
     let error = refused("a recording with a short buffer", backend.submit(&recording).map(drop))?.to_string();
     holds(format!("`{error}` names the buffer"), error.contains("`short`"))?;
     holds("the next step is as before", bits(&backend, SMALL)? == before)
+}
+
+fn foreign() -> Outcome {
+    let (mine, its) = (backend(WgpuOptions::default())?, WgpuBackend::new(WgpuOptions::default()).map_err(text)?);
+    let import = |backend: &WgpuBackend, value| backend.import("x", HostData::F32(vec![value; 4]), Category::Scratch);
+    let (a, b) = (import(&mine, 1.0).map_err(text)?, import(&its, 2.0).map_err(text)?);
+    let named = |what: &str, result: lrmoe::Result<()>| {
+        let error = refused(what, result)?.to_string();
+        holds(format!("{what}: `{error}` says whose it is"), error.contains("another device"))
+    };
+    named("read", its.read_blocking(&a).map(drop))?;
+    named("upload", its.upload(&a, 0, &HostData::F32(vec![9.0; 4])))?;
+    let mut copy = Recording::new();
+    copy.copy(&a, &b).map_err(text)?;
+    named("copy", its.submit(&copy).map(drop))?;
+    let mut fill = Recording::new();
+    fill.fill(&a, 0);
+    named("fill", its.submit(&fill).map(drop))?;
+    let fence = mine.submit(&fill).map_err(text)?;
+    named("wait", its.wait(&fence))?;
+    mine.wait(&fence).map_err(text)?;
+    let kept = its.read_blocking(&b).map_err(text)?;
+    holds("nothing was written", kept == HostData::F32(vec![2.0; 4]))
 }

@@ -1,8 +1,9 @@
 //! Budgets, pools and what is kept.
 
 use libtest_mimic::Trial;
+use lrmoe::kernel::GatherRows;
 use lrmoe::memory::Category;
-use lrmoe::{Backend, DType, Error, ForwardContext, HostData, Tensor, WgpuOptions};
+use lrmoe::{Backend, DType, Error, ForwardContext, HostData, Recording, Tensor, WgpuOptions};
 
 use crate::step::{SMALL, bits, layer, values};
 use crate::{Outcome, backend, holds, refused, text, trial};
@@ -12,6 +13,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("memory::a_budget_of_a_few_kib", few_kib),
         trial("memory::the_budget_refuses_before_the_driver", absurd),
         trial("memory::a_steady_state_allocates_nothing", steady),
+        trial("memory::recordings_that_nobody_waits_for_do_not_pile_up", abandoned),
         trial("memory::sixteen_bit_uploads_keep_their_neighbours", odd_halves),
     ]
 }
@@ -44,8 +46,35 @@ fn absurd() -> Outcome {
     let error = refused("a buffer beyond the limit", free.alloc("huge", DType::F32, beyond, Category::Weights))?;
     let numbers = error.to_string().contains(&free.caps().max_buffer_bytes.to_string());
     holds(format!("`{error}` names the limit"), numbers)?;
-    holds("nothing stays reserved", free.memory().report().reserved == 0)?;
+    let report = free.memory().report();
+    holds("nothing stays of it", (report.reserved, report.peak_total(), report.allocations) == (0, 0, 0))?;
     bits(&free, SMALL).map(drop)
+}
+
+/// Recordings that nobody waits for do not pile up, and their faults are told.
+fn abandoned() -> Outcome {
+    let backend = backend(WgpuOptions::default())?;
+    let import = |name, data| backend.import(name, data, Category::Scratch).map_err(text);
+    let recording = |index: u32| -> Result<Recording<_>, String> {
+        let mut recording = Recording::new();
+        let args = GatherRows {
+            rows: 1,
+            cols: 1,
+            index_div: 1,
+            groups: 1,
+            src: import("src", HostData::F32(vec![1.0; 3]))?,
+            index: import("index", HostData::U32(vec![index]))?,
+            scale: None,
+            offsets: import("offsets", HostData::U32(vec![0, 1]))?,
+            dst: backend.alloc("dst", DType::F32, 1, Category::Scratch).map_err(text)?,
+        };
+        recording.dispatch(args).map_err(text)?;
+        Ok(recording)
+    };
+    let (good, bad) = (recording(2)?, recording(3)?);
+    drop(backend.submit(&bad).map_err(text)?);
+    let error = (0..1000).find_map(|_| backend.submit(&good).err()).ok_or("the fault was never told")?.to_string();
+    holds(format!("`{error}` is the fault"), error.contains("index") && error.contains("below 3"))
 }
 
 fn steady() -> Outcome {

@@ -140,7 +140,7 @@ fn pick(wanted: Option<&str>, names: &[String]) -> Result<usize> {
         let wanted = wanted.to_lowercase();
         names.iter().position(|name| !wanted.is_empty() && name.to_lowercase().contains(&wanted))
     });
-    position.ok_or_else(|| Error::argument("adapter", wanted, listed()))
+    position.ok_or_else(|| Error::argument("adapter", format!("`{wanted}`"), listed()))
 }
 
 #[cfg(test)]

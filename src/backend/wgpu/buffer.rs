@@ -38,6 +38,8 @@ pub(super) struct Memory {
     pub(super) buffer: wgpu::Buffer,
     /// Tells buffers apart in keys of bind groups.
     pub(super) id: u64,
+    /// [`Context::id`] of its device.
+    pub(super) device: u64,
     groups: Weak<BindGroups>,
 }
 
@@ -58,14 +60,11 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 impl Memory {
     /// New memory of whole words.
     pub(super) fn new(context: &Context, groups: &Arc<BindGroups>, name: &str, bytes: u64) -> Result<Self> {
-        let size = bytes.max(4).next_multiple_of(16);
         let limit = context.device.limits().max_buffer_size;
-        if size > limit {
-            return Err(Error::Unsupported {
-                what: format!("`{name}` of {bytes} bytes"),
-                why: format!("buffers of this device hold at most {limit} bytes"),
-            });
-        }
+        let size = bytes.max(4).checked_next_multiple_of(16).filter(|&size| size <= limit).ok_or_else(|| {
+            let why = format!("buffers of this device hold at most {limit} bytes");
+            Error::Unsupported { what: format!("`{name}` of {bytes} bytes"), why }
+        })?;
         let descriptor = wgpu::BufferDescriptor { label: Some(name), size, usage: USAGE, mapped_at_creation: false };
         let made = context.scoped("alloc", || context.device.create_buffer(&descriptor));
         let buffer = made.map_err(|error| match error {
@@ -74,11 +73,12 @@ impl Memory {
             }
             other => other,
         })?;
-        Ok(Self::of(buffer, groups))
+        Ok(Self::of(buffer, context, groups))
     }
 
-    pub(super) fn of(buffer: wgpu::Buffer, groups: &Arc<BindGroups>) -> Self {
-        Self { buffer, id: NEXT.fetch_add(1, Ordering::Relaxed), groups: Arc::downgrade(groups) }
+    pub(super) fn of(buffer: wgpu::Buffer, context: &Context, groups: &Arc<BindGroups>) -> Self {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { buffer, id, device: context.id, groups: Arc::downgrade(groups) }
     }
 }
 
@@ -97,7 +97,8 @@ impl Buffer for WgpuBuffer {
 
     fn shares_memory(&self, other: &Self) -> bool {
         let (a, b) = (self.bytes(), other.bytes());
-        self.memory().buffer == other.memory().buffer && a.start < b.end && b.start < a.end
+        let (mine, its) = (self.memory(), other.memory());
+        mine.device == its.device && mine.buffer == its.buffer && a.start < b.end && b.start < a.end
     }
 }
 

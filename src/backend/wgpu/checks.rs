@@ -1,9 +1,9 @@
 //! Checks of index data on the device, and the errors they become once a recording has run.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use super::buffer::WgpuBuffer;
+use super::context::Context;
 use super::encode::Encoder;
 use super::known::Question;
 use super::launch::{Arg, Launch, groups_of, u32_of};
@@ -84,6 +84,8 @@ impl Place {
 pub(super) struct Pending {
     /// Order of submission.
     pub(super) sequence: u64,
+    /// The last part of the recording.
+    last: Option<wgpu::SubmissionIndex>,
     words: Mapping,
     places: Vec<Place>,
     outcome: OnceLock<Option<Error>>,
@@ -91,14 +93,22 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Asks for the words of a staging buffer that a submitted copy fills.
-    pub(super) fn new(sequence: u64, staging: wgpu::Buffer, places: Vec<Place>) -> Arc<Self> {
-        Arc::new(Self { sequence, words: Mapping::new(staging), places, outcome: OnceLock::new() })
+    pub(super) fn new(
+        sequence: u64,
+        last: Option<wgpu::SubmissionIndex>,
+        staging: wgpu::Buffer,
+        places: Vec<Place>,
+    ) -> Arc<Self> {
+        Arc::new(Self { sequence, last, words: Mapping::new(staging), places, outcome: OnceLock::new() })
     }
 
-    /// What the checks found; call it when the recording has run.
-    pub(super) fn outcome(&self, limit: Duration) -> Result<()> {
+    /// Waits for the recording, and says what the checks found.
+    pub(super) fn outcome(&self, context: &Context) -> Result<()> {
+        if self.outcome.get().is_none() {
+            context.wait_for(self.last.clone(), "wait")?;
+        }
         let outcome = self.outcome.get_or_init(|| {
-            let words = self.words.read(limit, bytemuck::pod_collect_to_vec::<u8, u32>);
+            let words = self.words.read(context.time_limit, bytemuck::pod_collect_to_vec::<u8, u32>);
             match words {
                 Ok(words) => self.places.iter().zip(words.chunks(WORDS)).find_map(|(place, words)| place.error(words)),
                 Err(error) => Some(error),

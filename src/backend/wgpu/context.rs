@@ -1,8 +1,11 @@
 //! A device and what is known about it: limits, errors, loss.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::buffer::WgpuBuffer;
+use crate::backend::Buffer;
 use crate::{Error, Result};
 
 /// What kernels may count on: a device's own limits, not its adapter's.
@@ -48,6 +51,8 @@ pub(crate) struct Context {
     pub(crate) owned: bool,
     /// How long a wait may take.
     pub(crate) time_limit: Duration,
+    /// Tells devices apart: wgpu counts buffers for each instance, so one of another device may look like one of ours.
+    pub(crate) id: u64,
     lost: Arc<OnceLock<String>>,
     /// A buffer that nobody uses: it can be mapped at any time, unless the device is lost.
     probe: Arc<Mutex<wgpu::Buffer>>,
@@ -109,7 +114,9 @@ impl Context {
         if let Some(error) = error {
             return Err(Error::Device { command: "open".into(), reason: error.to_string() });
         }
-        Ok(Self { device, queue, info, profile, owned, time_limit, lost, probe: Arc::new(Mutex::new(probe)) })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { device, queue, info, profile, owned, time_limit, id, lost, probe: Arc::new(Mutex::new(probe)) })
     }
 
     /// The same device with other limits.
@@ -125,6 +132,17 @@ impl Context {
             Some(reason) => Err(Error::DeviceLost { reason: reason.clone() }),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a buffer of another device.
+    pub(crate) fn check_own(&self, buffer: &WgpuBuffer) -> Result<()> {
+        if buffer.memory().device == self.id {
+            return Ok(());
+        }
+        Err(Error::State {
+            what: format!("buffer `{}` belongs to another device", buffer.name()),
+            fix: "use buffers of one backend; `WgpuBackend::beside` makes a second one on the same device".into(),
+        })
     }
 
     /// Records the loss of the device, found out by a call.

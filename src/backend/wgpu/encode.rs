@@ -242,6 +242,8 @@ impl<'a> Encoder<'a> {
 
     /// Copies all elements of one buffer to another of the same length and type.
     pub(super) fn copy(&mut self, src: &WgpuBuffer, dst: &WgpuBuffer) -> Result<()> {
+        self.inner.context.check_own(src)?;
+        self.inner.context.check_own(dst)?;
         let bytes = src.bytes();
         let size = (bytes.end - bytes.start).next_multiple_of(4);
         if size == 0 {
@@ -275,7 +277,7 @@ impl<'a> Encoder<'a> {
         if launch.groups == 0 {
             return Ok(());
         }
-        let bound = bind(&launch, self.profile())?;
+        let bound = bind(&launch, &self.inner.context)?;
         let wanted = Specialisation {
             source: launch.source,
             entry: launch.entry,
@@ -403,7 +405,7 @@ impl<'a> Encoder<'a> {
         self.flush()?;
         let sequence = self.inner.next_sequence();
         let checks = checks.map(|staging| {
-            let pending = Pending::new(sequence, staging, std::mem::take(&mut self.places));
+            let pending = Pending::new(sequence, self.last.clone(), staging, std::mem::take(&mut self.places));
             self.inner.remember(&pending);
             pending
         });
@@ -420,7 +422,8 @@ struct Bindings<'a> {
     ranges: Vec<(u64, u64, u64)>,
 }
 
-fn bind<'a>(launch: &Launch<'a>, profile: &Profile) -> Result<Bindings<'a>> {
+fn bind<'a>(launch: &Launch<'a>, context: &Context) -> Result<Bindings<'a>> {
+    let profile = &context.profile;
     let mut bindings = Bindings { names: Vec::new(), bases: Vec::new(), buffers: Vec::new(), ranges: Vec::new() };
     let mut views: Vec<View> = Vec::new();
     for arg in &launch.args {
@@ -429,6 +432,7 @@ fn bind<'a>(launch: &Launch<'a>, profile: &Profile) -> Result<Bindings<'a>> {
             bindings.bases.push(0);
             continue;
         };
+        context.check_own(buffer)?;
         let element = buffer.dtype().bytes() as u64;
         let begin = buffer.offset() + arg.first as u64 * element;
         let end = buffer.offset() + (arg.last as u64 * element).next_multiple_of(4);
@@ -438,7 +442,7 @@ fn bind<'a>(launch: &Launch<'a>, profile: &Profile) -> Result<Bindings<'a>> {
         let size = (end.max(begin + 4) - offset).next_multiple_of(unit);
         if size > profile.binding_bytes {
             return Err(Error::Unsupported {
-                what: format!("`{}` of {} bytes in kernel `{}`", arg.name, end - begin, launch.source.name),
+                what: format!("`{}` of {} bytes in kernel `{}`", buffer.name(), end - begin, launch.source.name),
                 why: format!("this device binds at most {} bytes at once; use fewer rows", profile.binding_bytes),
             });
         }

@@ -128,6 +128,9 @@ impl Default for WgpuOptions {
     }
 }
 
+/// Recordings at most whose checks nobody has looked at.
+const MOST_PENDING: usize = 256;
+
 /// Smallest value of [`WgpuOptions::binding_bytes`].
 const LEAST_BINDING: u64 = 16 << 10;
 
@@ -156,6 +159,7 @@ pub(crate) struct Inner {
 /// A submitted recording.
 #[derive(Debug)]
 pub struct WgpuFence {
+    device: u64,
     /// Order of submission.
     sequence: u64,
     last: Option<wgpu::SubmissionIndex>,
@@ -306,7 +310,7 @@ impl WgpuBackend {
             let value = format!("{bytes} bytes from byte {offset} on");
             return Err(Error::argument(format!("range of `{name}`"), value, format!("1 to {} bytes", buffer.size())));
         }
-        let memory = Memory::of(buffer.clone(), &self.inner.groups);
+        let memory = Memory::of(buffer.clone(), &self.inner.context, &self.inner.groups);
         Ok(WgpuBuffer::borrowed(name, dtype, len, offset, memory))
     }
 
@@ -351,25 +355,28 @@ impl Inner {
         self.pending().push(Arc::clone(pending));
     }
 
-    /// Reports what the checks found of recordings before `sequence`, which have run, and whose fences are gone: nobody waits
-    /// for them any more.
+    /// Reports what the checks found of recordings before `sequence` whose fences are gone: nobody waits for them any more.
     fn settle(&self, sequence: u64) -> Result<()> {
         let settled: Vec<_> = {
             let mut pending = self.pending();
             let abandoned = |p: &mut Arc<Pending>| p.sequence < sequence && Arc::strong_count(p) == 1;
             pending.extract_if(.., abandoned).collect()
         };
-        settled.iter().map(|pending| pending.outcome(self.options.time_limit)).fold(Ok(()), Result::and)
+        settled.iter().map(|pending| pending.outcome(&self.context)).fold(Ok(()), Result::and)
     }
 
-    /// Reports what the checks of a recording found that has run.
+    /// Reports what the checks of a recording found.
     fn settle_own(&self, own: &Arc<Pending>) -> Result<()> {
         self.pending().retain(|pending| !Arc::ptr_eq(pending, own));
-        own.outcome(self.options.time_limit)
+        own.outcome(&self.context)
     }
 
     /// Encodes and submits.
     fn submit(&self, recording: &Recording<WgpuBuffer>) -> Result<WgpuFence> {
+        // Of a caller who never waits: what has long run is looked at, so that it does not pile up.
+        if self.pending().len() >= MOST_PENDING {
+            self.settle(self.next_sequence())?;
+        }
         let commands = recording.commands();
         let timer = if self.options.timings { Timer::new(&self.context) } else { None };
         let mut encoder = Encoder::new(self, commands.len(), timer);
@@ -396,6 +403,7 @@ impl Inner {
             timer.map();
         }
         Ok(WgpuFence {
+            device: self.context.id,
             sequence: submitted.sequence,
             last: submitted.last,
             checks: submitted.checks,
@@ -437,12 +445,18 @@ impl Backend for WgpuBackend {
     fn wait(&self, fence: &WgpuFence) -> Result<()> {
         let inner = &self.inner;
         inner.context.check_alive()?;
+        if fence.device != inner.context.id {
+            return Err(Error::State {
+                what: "the fence is of another device".into(),
+                fix: "wait where it was submitted".into(),
+            });
+        }
         if let Some(last) = &fence.last {
             inner.context.wait_for(Some(last.clone()), "wait")?;
         }
         let own = fence.checks.as_ref().map_or(Ok(()), |checks| inner.settle_own(checks));
         own.or_else(|error| inner.context.check_alive().and(Err(error)))?;
-        // Recordings before have run too, and those that nobody waits for are reported here.
+        // Recordings before that nobody waits for are reported here.
         inner.settle(fence.sequence)
     }
 

@@ -42,6 +42,7 @@ fn from_bytes(dtype: DType, bytes: &[u8]) -> HostData {
 impl Inner {
     /// Overwrites elements from `offset` on.
     pub(super) fn upload(&self, buffer: &WgpuBuffer, offset: usize, data: &HostData) -> Result<()> {
+        self.context.check_own(buffer)?;
         check_range(buffer, offset, data.len())?;
         if buffer.dtype() != data.dtype() {
             return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
@@ -122,6 +123,7 @@ impl Inner {
 
     /// Copies elements to the host, after everything submitted before.
     pub(super) fn fetch(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
+        self.context.check_own(buffer)?;
         let len = range_len(buffer, &range)?;
         let dtype = buffer.dtype();
         let context = &self.context;

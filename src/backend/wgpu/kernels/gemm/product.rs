@@ -111,7 +111,7 @@ impl Shape {
 
     /// Shapes that are taken to have the same fastest variant: sizes within a power of two.
     pub(super) fn class(&self) -> String {
-        let floor = |size: usize| if size == 0 { 0 } else { 1 << size.ilog2() };
+        let floor = |size: usize| if size == 0 { 0 } else { 1usize << size.ilog2() };
         let [a, b] = self.dtypes;
         format!(
             "{} {a} {b}, {} experts, {} rows each, n {}, k {}{}",
