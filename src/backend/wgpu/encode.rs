@@ -7,7 +7,7 @@ use super::buffer::WgpuBuffer;
 use super::checks::{Pending, Place, WORDS};
 use super::context::{Context, Profile};
 use super::known::{Known, Question};
-use super::launch::{Arg, Launch, MAX_STORAGE, groups_of, u32_of};
+use super::launch::{Arg, Launch, MAX_STORAGE, base_of, groups_of, u32_of};
 use super::pipelines::{GroupKey, PARAM_BYTES};
 use super::shader::{Bound, FIXED_PARAMS, Param, Source, Specialisation, View, kinds, source};
 use super::timestamps::Timer;
@@ -459,8 +459,7 @@ fn bind<'a>(launch: &Launch<'a>, context: &Context) -> Result<Bindings<'a>> {
         };
         bindings.names.push(Bound { name: arg.name, view: arg.view, slot: Some(u32_of("bindings", slot)?) });
         let unit = if let View::Bits | View::Atomic = arg.view { 4 } else { element };
-        let base = (begin - offset) / unit;
-        bindings.bases.push(u32_of("base of a binding", usize::try_from(base).unwrap_or(usize::MAX))?);
+        bindings.bases.push(base_of(buffer.name(), (begin - offset) / unit, arg.last - arg.first)?);
     }
     if bindings.ranges.len() > MAX_STORAGE {
         return Err(Error::Unsupported {

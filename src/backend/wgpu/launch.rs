@@ -148,6 +148,21 @@ pub(crate) fn u32_of(what: &str, size: usize) -> Result<u32> {
         .map_err(|_| Error::Overflow { what: what.to_owned(), detail: format!("{size} does not fit 32 bits") })
 }
 
+/// Index of a binding's first element, where kernels can count up to its last.
+///
+/// # Errors
+/// [`Error::Overflow`] where the last element's index does not fit 32 bits.
+pub(super) fn base_of(name: &str, base: u64, elements: usize) -> Result<u32> {
+    let end = base.saturating_add(elements as u64);
+    match u32::try_from(base) {
+        Ok(base) if end <= 1 << 32 => Ok(base),
+        _ => Err(Error::Overflow {
+            what: format!("index into `{name}`"),
+            detail: format!("{elements} elements from {base} on; kernels count with 32 bits"),
+        }),
+    }
+}
+
 /// Rounds that all loops of an invocation may make together: Mesa's software driver leaves them at 65,535 without a word, and
 /// counts the test that ends a loop.
 pub(crate) const MAX_ROUNDS: usize = 60_000;
@@ -167,4 +182,18 @@ pub(crate) fn check_rounds(profile: &Profile, rounds: usize, what: impl FnOnce()
 /// Workgroups that cover `items`, `per` each.
 pub(crate) fn groups_of(items: usize, per: usize) -> u64 {
     items.div_ceil(per.max(1)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_past_32_bits_are_refused() {
+        assert_eq!(base_of("x", 0, 1 << 32), Ok(0));
+        assert_eq!(base_of("x", 7, (1 << 32) - 7), Ok(7));
+        for (base, elements) in [(1, 1 << 32), (0, (1 << 32) + 1), (1 << 32, 0), (u64::MAX, usize::MAX)] {
+            assert!(matches!(base_of("x", base, elements), Err(Error::Overflow { .. })), "{base} {elements}");
+        }
+    }
 }

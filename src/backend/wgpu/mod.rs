@@ -84,7 +84,7 @@ pub struct WgpuOptions {
     pub poison: bool,
     /// Check indices and offsets on the device; what is out of range is an error of `wait` or `read`.
     pub checks: bool,
-    /// Take the time of each command, where the device can.
+    /// Take the time of each command, where the device can: of recordings of up to 2,048 commands.
     pub timings: bool,
     /// How long a wait may take before it is an error.
     pub time_limit: Duration,

@@ -66,7 +66,7 @@ pub(crate) fn gate(args: &Gate<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> 
     let workgroup = workgroup_for(experts);
     let lanes = workgroup as usize;
     let keys = (WORKGROUP_BYTES - LANE_BYTES * (lanes + MAX_PARTS)) / 4;
-    if rule.n_group > keys {
+    if rule.n_group >= keys {
         return Err(Error::Unsupported {
             what: format!("gate of {} groups of experts", rule.n_group),
             why: format!("workgroup memory holds the scores of {keys}"),
