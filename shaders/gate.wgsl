@@ -66,11 +66,7 @@ fn workgroup_first(lane: u32, own: Rank) -> Rank {
 }
 
 fn score(token: Token, e: u32) -> f32 {
-    let logit = bitcast<f32>(load_logits(token.first + e));
-    if (SIGMOID) {
-        return sigmoid_pair(logit).x;
-    }
-    return probability(logit, token.softmax);
+    return score_of(bitcast<f32>(load_logits(token.first + e)), token.softmax);
 }
 
 fn compute_key(token: Token, e: u32) -> u32 {

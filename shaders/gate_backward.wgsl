@@ -16,10 +16,7 @@ fn logit_of(token: Token, e: u32) -> f32 {
 }
 
 fn score(token: Token, e: u32) -> f32 {
-    if (SIGMOID) {
-        return sigmoid_pair(logit_of(token, e)).x;
-    }
-    return probability(logit_of(token, e), token.softmax);
+    return score_of(logit_of(token, e), token.softmax);
 }
 
 /// dL/dscore of the expert in a slot.

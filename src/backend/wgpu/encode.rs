@@ -1,5 +1,6 @@
 //! Recordings become command buffers: dispatches bounded in time, grids folded, parameters in one uniform chunk.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Inner;
@@ -193,26 +194,10 @@ impl<'a> Encoder<'a> {
     /// # Errors
     /// What the device reports.
     pub(crate) fn fill(&mut self, buffer: &WgpuBuffer, bits: u32) -> Result<()> {
-        let halves = buffer.dtype().bytes() == 2;
-        let pattern = if halves { (bits & 0xffff) * 0x1_0001 } else { bits };
-        let per_word = if halves { 2 } else { 1 };
+        let per_word = 4 / buffer.dtype().bytes();
         for window in windows(buffer.len(), ALIGNED, bindable(&[buffer], self.profile())) {
-            let words = window.len().div_ceil(per_word);
             let odd = window.len() % per_word != 0;
-            self.launch(Launch {
-                source: &FILL,
-                entry: "main",
-                workgroup: 64,
-                constants: vec![],
-                params: vec![
-                    ("words", Param::U32(u32_of("words", words)?)),
-                    ("pattern", Param::U32(pattern)),
-                    ("keep", Param::U32(if odd { 0xffff_0000 } else { 0 })),
-                ],
-                args: vec![Arg::words("buffer", buffer).window(window)],
-                groups: groups_of(words, 64),
-                cost: 64 * 8,
-            })?;
+            self.set(buffer, window, bits, if odd { 0xffff_0000 } else { 0 })?;
         }
         Ok(())
     }
@@ -224,19 +209,25 @@ impl<'a> Encoder<'a> {
     pub(super) fn half(&mut self, buffer: &WgpuBuffer, element: usize, bits: u32) -> Result<()> {
         let even = element - element % 2;
         let keep = if even == element { 0xffff_0000 } else { 0xffff };
+        self.set(buffer, even..even + 2, bits, keep)
+    }
+
+    /// Sets the words of some elements to a pattern; the last one keeps some of its bits.
+    fn set(&mut self, buffer: &WgpuBuffer, elements: Range<usize>, bits: u32, keep: u32) -> Result<()> {
+        let words = (elements.len() * buffer.dtype().bytes()).div_ceil(4);
         self.launch(Launch {
             source: &FILL,
             entry: "main",
             workgroup: 64,
             constants: vec![],
             params: vec![
-                ("words", Param::U32(1)),
-                ("pattern", Param::U32(bits * 0x1_0001)),
+                ("words", Param::U32(u32_of("words", words)?)),
+                ("pattern", Param::U32(word_of(buffer.dtype(), bits))),
                 ("keep", Param::U32(keep)),
             ],
-            args: vec![Arg::words("buffer", buffer).window(even..even + 2)],
-            groups: 1,
-            cost: 8,
+            args: vec![Arg::words("buffer", buffer).window(elements)],
+            groups: groups_of(words, 64),
+            cost: 64 * 8,
         })
     }
 
@@ -411,6 +402,11 @@ impl<'a> Encoder<'a> {
         });
         Ok(Submitted { sequence, last: self.last.take(), checks, timer: self.timer.take() })
     }
+}
+
+/// The word that has a pattern in every element.
+pub(super) fn word_of(dtype: DType, bits: u32) -> u32 {
+    if dtype.bytes() == 2 { (bits & 0xffff) * 0x1_0001 } else { bits }
 }
 
 /// Buffers of a launch as bindings.

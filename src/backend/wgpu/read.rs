@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::Inner;
 use super::buffer::WgpuBuffer;
-use super::encode::Encoder;
+use super::encode::{Encoder, word_of};
 use super::mapping::Mapping;
 use crate::backend::{Buffer, check_range, range_len};
 use crate::tensor::{DType, HostData};
@@ -99,8 +99,7 @@ impl Inner {
         };
         let bytes = (buffer.len() * buffer.dtype().bytes()).next_multiple_of(4);
         if bytes <= POISON_BYTES {
-            let word = if buffer.dtype().bytes() == 2 { bits * 0x1_0001 } else { bits };
-            let words = vec![word; bytes / 4];
+            let words = vec![word_of(buffer.dtype(), bits); bytes / 4];
             let (memory, at) = (&buffer.memory().buffer, buffer.offset());
             let write = || self.context.queue.write_buffer(memory, at, bytemuck::cast_slice(&words));
             self.context.scoped("poison", write)?;

@@ -10,8 +10,8 @@ use crate::config::ScoringFunc;
 use crate::kernel::{Gate, GateBackward, RouterGrad, Sigmoid, SigmoidBackward};
 use crate::{Error, Result};
 
-static GATE: Source = source!("gate", ["lib_sigmoid", "lib_reduce", "lib_softmax"]);
-static GATE_BACKWARD: Source = source!("gate_backward", ["lib_sigmoid", "lib_reduce", "lib_softmax"]);
+static GATE: Source = source!("gate", ["lib_sigmoid", "lib_reduce", "lib_softmax", "lib_gate"]);
+static GATE_BACKWARD: Source = source!("gate_backward", ["lib_sigmoid", "lib_reduce", "lib_softmax", "lib_gate"]);
 static ROUTER_GRAD: Source = source!("router_grad");
 static SIGMOID: Source = source!("sigmoid", ["lib_sigmoid"]);
 static SIGMOID_BACKWARD: Source = source!("sigmoid_backward");
