@@ -9,7 +9,7 @@ use super::window::{Weights, Window};
 use crate::Result;
 use crate::backend::wgpu::buffer::WgpuBuffer;
 use crate::backend::wgpu::encode::Encoder;
-use crate::backend::wgpu::known::Question;
+use crate::backend::known::Question;
 use crate::backend::wgpu::launch::{Arg, Launch, check_rounds, u32_of};
 use crate::backend::wgpu::shader::{Param, Source, source};
 use crate::backend::{Buffer as _, elements};
