@@ -1,11 +1,10 @@
 //! A context and its stream: calls of the driver, what becomes of their errors, waiting, and memory.
 
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::buffer::CudaBuffer;
@@ -131,8 +130,10 @@ impl Context {
         if context.gpu.pools {
             context.pool = Some(context.new_pool()?);
         }
-        if context.gpu.stream_writes {
-            context.progress = Progress::new(context.map(1)?);
+        let word = context.map(1)?;
+        // Not every system lets a stream write host memory; the commands' names are all that it is for.
+        if context.write(word.device(), 0).is_ok() {
+            context.progress = Progress::new(word);
         }
         Ok(Arc::new(context))
     }
@@ -201,8 +202,27 @@ impl Context {
     /// Notes that a command has been submitted: its name stands in errors until it has run.
     pub(super) fn mark(&self, command: &'static str) -> Result<()> {
         let Some((address, value)) = self.progress.submitted(command) else { return Ok(()) };
+        self.write(address, value).map_err(|error| self.failed(command, error))
+    }
+
+    /// Writes a word of mapped host memory behind everything submitted so far.
+    fn write(&self, address: u64, value: u32) -> std::result::Result<(), DriverError> {
         // SAFETY: the address is mapped host memory that lives as long as this context.
-        self.call(command, || unsafe { sys::cuStreamWriteValue32_v2(self.cu_stream(), address, value, 0) }.result())
+        self.raw(|| unsafe { sys::cuStreamWriteValue32_v2(self.cu_stream(), address, value, 0) }.result())
+    }
+
+    /// Whether an address is one of this device's memory.
+    pub(super) fn is_device_memory(&self, address: u64) -> Result<bool> {
+        self.alive()?;
+        let mut ordinal = -1i32;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: this attribute is one integer.
+        let ask = || unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) }.result();
+        match self.raw(ask) {
+            Ok(()) => Ok(usize::try_from(ordinal) == Ok(self.stream.context().ordinal())),
+            Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => Ok(false),
+            Err(error) => Err(self.failed("borrow", error)),
+        }
     }
 
     /// Device memory; `None` where there is none left.
@@ -319,7 +339,8 @@ impl Drop for Context {
 impl Event {
     /// The point behind everything submitted so far.
     pub(super) fn record(context: &Arc<Context>, timed: bool) -> Result<Self> {
-        let flags = if timed { sys::CUevent_flags::CU_EVENT_DEFAULT } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        let flags =
+            if timed { sys::CUevent_flags::CU_EVENT_DEFAULT } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let idle = || context.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let raw = match if timed { None } else { idle() } {
             Some(RawEvent(raw)) => raw,

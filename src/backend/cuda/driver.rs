@@ -52,6 +52,8 @@ const SYMBOLS: &[&str] = &[
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD16Async",
+    "cuMemsetD32Async",
     "cuPointerGetAttribute",
     "cuModuleLoadData",
     "cuModuleUnload",
@@ -78,8 +80,6 @@ pub(super) struct Gpu {
     pub(super) driver: i32,
     /// Whether there are stream-ordered pools.
     pub(super) pools: bool,
-    /// Whether a stream can write a word of host memory.
-    pub(super) stream_writes: bool,
 }
 
 /// A CUDA device of this machine.
@@ -122,7 +122,7 @@ pub(super) fn probe() -> Result<usize, String> {
 fn find() -> Result<(), String> {
     let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
     // SAFETY: loading a driver runs its initialisers, which is what every program that uses it does.
-    let library = names.iter().find_map(|name| unsafe { libloading::Library::new(name) }.ok());
+    let library = names.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
     let Some(library) = library else {
         return Err(format!("no CUDA driver: {} is not there", names.join(" and ")));
     };
@@ -172,7 +172,6 @@ pub(super) fn gpu(index: usize) -> Result<Gpu, String> {
         memory_bytes: memory as u64,
         driver: version()?,
         pools: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? > 0,
-        stream_writes: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS)? > 0,
     })
 }
 
@@ -180,7 +179,13 @@ impl Gpu {
     pub(super) fn caps(&self) -> Caps {
         Caps {
             backend: "cuda",
-            device: format!("{}, sm_{}, {} multiprocessors, CUDA {}", self.name, self.sm, self.sms, spelled(self.driver)),
+            device: format!(
+                "{}, sm_{}, {} multiprocessors, CUDA {}",
+                self.name,
+                self.sm,
+                self.sms,
+                spelled(self.driver)
+            ),
             storage: vec![DType::F32, DType::BF16, DType::F16],
             max_buffer_bytes: self.memory_bytes,
         }
@@ -189,7 +194,9 @@ impl Gpu {
 
 /// What the driver calls an error, and what it says of it.
 pub(super) fn explain(error: DriverError) -> String {
-    let said = |text: Result<&CStr, DriverError>| text.map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned());
+    let said = |text: Result<&CStr, DriverError>| {
+        text.map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+    };
     format!("{}: {}", said(error.error_name()), said(error.error_string()))
 }
 

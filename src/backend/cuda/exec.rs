@@ -161,9 +161,8 @@ impl<'a> Exec<'a> {
             return Ok(());
         }
         // SAFETY: both hold so many bytes and are kept until the stream has passed: memory is given back in its order.
-        let copy = || unsafe {
-            result::memcpy_dtod_async(dst.address(), src.address(), src.bytes(), context.cu_stream())
-        };
+        let copy =
+            || unsafe { result::memcpy_dtod_async(dst.address(), src.address(), src.bytes(), context.cu_stream()) };
         context.call(self.command, copy)
     }
 
@@ -180,11 +179,7 @@ impl<'a> Exec<'a> {
             what: format!("grid of `{}`", spec.base),
             detail: format!("{blocks} blocks; {MOST_BLOCKS} are the most"),
         })?;
-        let instance = spec.instance(args).and_then(|instance| {
-            if args.len() <= MOST_PARAMS { Ok(instance) } else { Err(format!("{} parameters", args.len())) }
-        });
-        let instance =
-            instance.map_err(|why| Error::Unsupported { what: format!("this launch of `{}`", spec.base), why })?;
+        let instance = instance(spec, args)?;
         let modules = &self.inner.modules;
         let function = modules.get(spec, instance)?;
         modules.allow_shared(spec, &function, shared)?;
@@ -205,6 +200,14 @@ impl<'a> Exec<'a> {
         context.call(self.command, launch)
     }
 
+    /// Blocks of a kernel that the device runs at once.
+    ///
+    /// # Errors
+    /// As [`Exec::launch`].
+    pub(super) fn resident(&self, spec: &'static Spec, args: &[Arg], shared: u32) -> Result<u64> {
+        self.inner.modules.resident(spec, instance(spec, args)?, shared)
+    }
+
     /// Submits what belongs behind the last command.
     pub(super) fn finish(mut self) -> Result<Submitted> {
         let context = &self.inner.context;
@@ -219,6 +222,25 @@ impl<'a> Exec<'a> {
             None => None,
         };
         Ok(Submitted { sequence, last, checks, times: self.times.take() })
+    }
+}
+
+fn instance(spec: &Spec, args: &[Arg]) -> Result<usize> {
+    let found = match spec.instance(args) {
+        Ok(instance) if args.len() <= MOST_PARAMS => Ok(instance),
+        Ok(_) => Err(format!("{} parameters; {MOST_PARAMS} are the most", args.len())),
+        Err(why) => Err(why),
+    };
+    found.map_err(|why| Error::Unsupported { what: format!("this launch of `{}`", spec.base), why })
+}
+
+impl Drop for Exec<'_> {
+    /// What was launched before an error may still write what it found.
+    fn drop(&mut self) {
+        let Some(words) = self.faults.take() else { return };
+        if let Ok(pending) = Pending::new(self.inner.next_sequence(), &self.inner.context, words, Vec::new()) {
+            self.inner.remember(&pending);
+        }
     }
 }
 

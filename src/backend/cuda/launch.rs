@@ -1,10 +1,10 @@
 //! Arguments of a launch: addresses with their element types, and numbers.
 
 use super::buffer::CudaBuffer;
+use crate::Result;
 pub(in crate::backend) use crate::backend::bytes::{groups_of as blocks_of, u32_of};
 use crate::backend::{Buffer, check_len, wrong_type};
 use crate::tensor::DType;
-use crate::Result;
 
 /// Where elements lie in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,18 +84,12 @@ impl Ptr {
     }
 
     /// [`Ptr::f32`] of a buffer that may be absent.
-    pub(super) fn optional_f32(
-        buffer: Option<&CudaBuffer>,
-        elements: usize,
-    ) -> Result<Option<Self>> {
+    pub(super) fn optional_f32(buffer: Option<&CudaBuffer>, elements: usize) -> Result<Option<Self>> {
         buffer.map(|buffer| Self::f32(buffer, elements)).transpose()
     }
 
     /// [`Ptr::u32`] of a buffer that may be absent.
-    pub(super) fn optional_u32(
-        buffer: Option<&CudaBuffer>,
-        elements: usize,
-    ) -> Result<Option<Self>> {
+    pub(super) fn optional_u32(buffer: Option<&CudaBuffer>, elements: usize) -> Result<Option<Self>> {
         buffer.map(|buffer| Self::u32(buffer, elements)).transpose()
     }
 

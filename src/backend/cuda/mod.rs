@@ -40,8 +40,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use buffer::Memory;
 pub use buffer::CudaBuffer;
+use buffer::Memory;
 use checks::Pending;
 use context::{Context, Event};
 use cubins::Cubins;
@@ -54,7 +54,7 @@ use modules::Modules;
 
 use super::bytes::poison_bits;
 use super::pool::Pool;
-use super::{Backend, Buffer, Caps};
+use super::{Backend, Caps};
 use crate::kernel::Access;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;

@@ -108,7 +108,7 @@ impl Modules {
         let threads = i32::try_from(spec.threads).unwrap_or(i32::MAX);
         // SAFETY: the function is loaded.
         let ask = || unsafe {
-            result::function::max_active_block_per_multiprocessor(function.raw, threads, shared as usize)
+            result::occupancy::max_active_block_per_multiprocessor(function.raw, threads, shared as usize)
         };
         let blocks = self.context.call(spec.base, ask)?;
         Ok(u64::from(blocks.unsigned_abs().max(1)) * u64::from(self.context.gpu.sms))

@@ -167,7 +167,8 @@ fn archs(library: &Library) -> Vec<u32> {
     type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
     type List = unsafe extern "C" fn(*mut c_int) -> c_int;
     // SAFETY: both have had these signatures since they came.
-    let found = unsafe { (library.get::<Count>(b"nvrtcGetNumSupportedArchs"), library.get::<List>(b"nvrtcGetSupportedArchs")) };
+    let found =
+        unsafe { (library.get::<Count>(b"nvrtcGetNumSupportedArchs"), library.get::<List>(b"nvrtcGetSupportedArchs")) };
     let (Ok(count_of), Ok(list_of)) = found else { return Vec::new() };
     let mut count = 0;
     // SAFETY: writes one integer.

@@ -10,7 +10,9 @@ const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--default-device", "-
 
 /// Options for an architecture.
 pub(super) fn options(sm: u32) -> Vec<String> {
-    std::iter::once(format!("--gpu-architecture=sm_{sm}")).chain(OPTIONS.iter().map(|&option| option.to_owned())).collect()
+    std::iter::once(format!("--gpu-architecture=sm_{sm}"))
+        .chain(OPTIONS.iter().map(|&option| option.to_owned()))
+        .collect()
 }
 
 /// The whole text of a kernel's file: each header once, where it is asked for first.

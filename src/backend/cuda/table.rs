@@ -228,8 +228,22 @@ macro_rules! cuda_kernels {
                     blocks: u64,
                     shared: u32,
                 ) -> $crate::Result<()> {
+                    to.launch(Self::SPEC, &self.args(), blocks, shared)
+                }
+
+                /// Blocks of it that the device runs at once, with so many bytes of shared memory each.
+                #[allow(dead_code, reason = "few kernels stay on the device while they work through a list")]
+                pub(in crate::backend::cuda) fn resident(
+                    &self,
+                    to: &$crate::backend::cuda::exec::Exec<'_>,
+                    shared: u32,
+                ) -> $crate::Result<u64> {
+                    to.resident(Self::SPEC, &self.args(), shared)
+                }
+
+                fn args(&self) -> Vec<$crate::backend::cuda::launch::Arg> {
                     use $crate::backend::cuda::table::IntoArg;
-                    to.launch(Self::SPEC, &[$(self.$param.into_arg()),*], blocks, shared)
+                    vec![$(self.$param.into_arg()),*]
                 }
             }
         )*
