@@ -6,7 +6,7 @@ use super::table::Spec;
 const HEADERS: &[(&str, &str)] = &[("dev.h", include_str!("../../../cuda/dev.h"))];
 
 /// What every kernel is compiled with: sums and products are rounded one by one unless `fmaf` is written, as on the CPU.
-const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--default-device", "--ptxas-options=-v"];
+const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-device", "--ptxas-options=-v"];
 
 /// Options for an architecture.
 pub(super) fn options(sm: u32) -> Vec<String> {
