@@ -1,16 +1,8 @@
-//! Kernels that only other kernels' launches need: patterns, and checks of index data.
+//! Kernels that check index data, for [`checks`](crate::backend::cuda::checks).
 
-use super::super::launch::{PLAIN, cuda_kernels};
+use crate::backend::cuda::table::{PLAIN, cuda_kernels};
 
 cuda_kernels! {
-    /// Sets words to a pattern.
-    "fill": Fill [] in PLAIN, threads 256, registers 32 {
-        out: write u32,
-        words: value u64,
-        pattern: value u32,
-        // 1 where half a word follows.
-        tail: value u32,
-    }
     /// A flag, and the largest index out of range.
     "check_index": CheckIndex [] in PLAIN, threads 256, registers 32 {
         index: read u32,
