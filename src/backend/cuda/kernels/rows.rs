@@ -7,7 +7,7 @@ use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{FLOAT_PAIRS, FLOATS, PLAIN, cuda_kernels};
 use crate::backend::faults::offset_count;
-use crate::backend::{Buffer, divisor, elements, wrong_type};
+use crate::backend::{Buffer, divisor, elements};
 use crate::kernel;
 use crate::{Error, Result};
 

@@ -11,7 +11,7 @@ pub(super) const THREADS: usize = 256;
 const WARP: usize = 32;
 
 /// Columns up to which a warp sums up a row; a block does from there on.
-const WARP_COLUMNS: usize = 1024;
+const WARP_COLUMNS: usize = 8192;
 
 /// Blocks of a grid at most; kernels go on where it ends.
 const MOST_BLOCKS: u64 = i32::MAX as u64;
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn how_a_row_is_shared_depends_on_columns_alone() {
-        for cols in [1, 1024, 1025, 7168] {
+        for cols in [1, 1024, 8192, 8193] {
             let of = |rows| spans(rows, cols, 4, 4).map(|spans| (spans.team, spans.per_row)).expect("small");
             assert!([1, 2, 1000, 1 << 30].into_iter().all(|rows| of(rows) == of(5)), "{cols}");
         }
