@@ -3,7 +3,15 @@
 use super::table::Spec;
 
 /// Headers of `cuda/`.
-const HEADERS: &[(&str, &str)] = &[("dev.h", include_str!("../../../cuda/dev.h"))];
+const HEADERS: &[(&str, &str)] = &[
+    ("dev.h", include_str!("../../../cuda/dev.h")),
+    ("lib_pack.h", include_str!("../../../cuda/lib_pack.h")),
+    ("lib_permute.h", include_str!("../../../cuda/lib_permute.h")),
+    ("lib_prefix.h", include_str!("../../../cuda/lib_prefix.h")),
+    ("lib_span.h", include_str!("../../../cuda/lib_span.h")),
+    ("lib_swiglu.h", include_str!("../../../cuda/lib_swiglu.h")),
+    ("lib_team.h", include_str!("../../../cuda/lib_team.h")),
+];
 
 /// What every kernel is compiled with: sums and products are rounded one by one unless `fmaf` is written, as on the CPU.
 const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-device", "--ptxas-options=-v"];
