@@ -14,7 +14,7 @@ demand_total(const u32* offsets, const u32* scratch_counts, const f64* scratch_s
   for (u32 i = lane; i < DEMAND_BINS; i += 32) histogram[at(expert, DEMAND_BINS, i)] = scratch_counts[i];
   if (lane < DEMAND_COUNTS) counts[at(expert, DEMAND_COUNTS, lane)] = scratch_counts[DEMAND_BINS + lane];
   u32 held = rows_end(offsets, expert, rows) - rows_begin(offsets, expert, rows);
-  u64 first = first_block(offsets, expert), segments = ((u64)held + SEGMENT - 1) / SEGMENT;
+  u64 first = first_block(offsets, expert, rows), segments = ((u64)held + SEGMENT - 1) / SEGMENT;
   for (u32 column = 0; column < DEMAND_SUMS; column++) {
     f64 sum = 0.0;
     for (u64 segment = lane; segment < segments; segment += 32) sum += scratch_sums[at(first + segment, DEMAND_SUMS, column)];

@@ -7,8 +7,8 @@
 #define SEGMENT_THREADS 256
 
 // The first block of an expert: it has offsets[e + 1] / SEGMENT - offsets[e] / SEGMENT + 1 of them, which is enough for all its rows,
-// and some that find no rows.
-DEV u32 first_block(const u32* offsets, u32 expert) { return offsets[expert] / SEGMENT + expert; }
+// and some may find no rows. So rows / SEGMENT + experts + 1 blocks are enough for all, the last of them for what lies behind.
+DEV u32 first_block(const u32* offsets, u32 expert, u32 rows) { return min(offsets[expert], rows) / SEGMENT + expert; }
 
 DEV u32 rows_begin(const u32* offsets, u32 expert, u32 rows) { return min(offsets[expert], rows); }
 DEV u32 rows_end(const u32* offsets, u32 expert, u32 rows) {
@@ -31,7 +31,7 @@ DEV Segment find_segment(const u32* offsets, u32 experts, u32 rows) {
   bool narrowed = false;
   while (count > 1 || !narrowed) {
     u32 step = (count + 31) / 32, at = lane_id() * step;
-    u32 reached = __popc(__ballot_sync(FULL_WARP, at < count && first_block(offsets, low + at) <= block));
+    u32 reached = __popc(__ballot_sync(FULL_WARP, at < count && first_block(offsets, low + at, rows) <= block));
     if (reached == 0) return none;
     u32 skipped = (reached - 1) * step;
     low += skipped;
@@ -39,7 +39,7 @@ DEV Segment find_segment(const u32* offsets, u32 experts, u32 rows) {
     narrowed = true;
   }
   if (low >= experts) return none;
-  u32 first = first_block(offsets, low);
+  u32 first = first_block(offsets, low, rows);
   if (block < first) return none;
   u32 end = rows_end(offsets, low, rows);
   u64 begin = rows_begin(offsets, low, rows) + (u64)(block - first) * SEGMENT;

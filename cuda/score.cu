@@ -38,7 +38,7 @@ score(const f32* weights, const f32* d_norm, const f32* h_norm, const f32* x_nor
     } else {
       value = fminf((f32)(metric <= GATE_GRAD ? g * d * factor : metric == GATE ? g : 1.0), F32_MAX);
       count += 1;
-      largest = max(largest, f32_bits(value));
+      largest = max(largest, f32_bits(fabsf(value)));
       if (value == 0.0f) largest_fallback = max(largest_fallback, f32_bits(fallback_of((f32)g, (f32)d)));
     }
     score[r] = value;
