@@ -10,3 +10,4 @@ struct DemandShared {
   f64 parts[DEMAND_SUMS][8];
   u32 counts[DEMAND_WORDS];
 };
+static_assert(sizeof(DemandShared) <= 456, "as much as launches ask for");

@@ -13,6 +13,7 @@ struct State {
   // Upper bytes of the key of the last row that is retained, and which of the rows with these bytes it is, from 1.
   u32 prefix, left;
 };
+static_assert(sizeof(State) == 8, "as much as workspace is made for");
 
 struct DigitsShared {
   u32 bins[DIGITS];
@@ -20,6 +21,7 @@ struct DigitsShared {
   State found;
   u32 held;
 };
+static_assert(sizeof(DigitsShared) <= 1072, "as much as launches ask for");
 
 // Adds the digits of a warp to shared bins; one that many lanes have takes one addition.
 DEV void count_digit(u32* bins, bool counted, u32 digit) {

@@ -11,6 +11,7 @@ struct SortShared {
   u32 base[KEYS];
   u32 varies[4];
 };
+static_assert(sizeof(SortShared) <= 9264, "as much as launches ask for");
 
 // Moves up to SEGMENT rows, in their order, to where their digits say: digit d from base[d] on, which moves on behind them.
 // `row_at(source, index)` and `digit_of(source, row)` say what there is. All 256 threads of the block; every warp takes consecutive rows.

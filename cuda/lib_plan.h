@@ -29,6 +29,7 @@ struct Plan {
   u32 unordered;       // Whether its rows must be sorted by more than a byte.
   u32 unused;
 };
+static_assert(sizeof(Plan) == 64, "as much as workspace is made for");
 
 // Positive, infinite included; NaN is not.
 DEV bool is_eligible(u32 bits) { return bits - 1u < INFINITE; }

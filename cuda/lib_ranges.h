@@ -12,6 +12,7 @@ struct RangeCounts {
   u64 low[RANGES];
   u64 high[RANGES];
 };
+static_assert(sizeof(RangeCounts) == 6144, "as much as workspace is made for");
 
 struct RangeState {
   // Sizes and slots that are left by what is certain so far, and the upper bytes of the range that is split.
@@ -19,6 +20,7 @@ struct RangeState {
   u32 slots, prefix;
   u64 unused;
 };
+static_assert(sizeof(RangeState) == 32, "as much as workspace is made for");
 
 struct Range {
   u32 pairs;
@@ -31,6 +33,7 @@ struct RangesShared {
   u32 firsts[8];
   u32 pairs[RANGES], low[RANGES], high[RANGES];
 };
+static_assert(sizeof(RangesShared) <= 3328, "as much as launches ask for");
 
 // Ranges from the top down, this one and all above. All 256 threads of the block.
 DEV Range scan_ranges(Range own, RangesShared* shared, U128* all) {

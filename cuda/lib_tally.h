@@ -11,6 +11,7 @@ struct Tally {
   u32 largest, largest_fallback;
   u32 unused;
 };
+static_assert(sizeof(Tally) == 24, "as much as workspace is made for");
 
 // A score before the floor stands for a row that is not eligible.
 #define NOT_ELIGIBLE (-1.0f)

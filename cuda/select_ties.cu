@@ -15,6 +15,7 @@ struct TiesShared {
   u32 parts[32];
   u32 found, left, held;
 };
+static_assert(sizeof(TiesShared) <= 1184, "as much as launches ask for");
 
 struct Bytes {
   u64 word[2];

@@ -15,6 +15,7 @@ struct WriteShared {
   f64 sums[STATS][WARPS];
   u32 parts[WARPS];
 };
+static_assert(sizeof(WriteShared) <= 352, "as much as launches ask for");
 
 DEV f32 weight_of(const Plan& plan, u32 mark, u32 score, u32 rule) {
   if (mark == SURE || score == INFINITE) return 1.0f;

@@ -12,6 +12,7 @@ struct StartsShared {
   U128 parts[8];
   U128 next;
 };
+static_assert(sizeof(StartsShared) <= 144, "as much as launches ask for");
 
 KERNEL(SEGMENT_THREADS)
 systematic_starts(const u32* offsets, const u32* plans, u64* sums, u32 rows, u32 experts, u32 key_0, u32 key_1) {
