@@ -42,12 +42,20 @@ DEV Place raster(u32 tile, u32 rows, u32 cols) {
   return Place{band * 8 + in_band % high, in_band / high};
 }
 
+// Tiles that copies have begun are kept in shared memory, so that neither they nor their numbers are computed twice. Copies are
+// less than eight tiles ahead.
+struct alignas(32) KeptSpot {
+  Spot spot;
+};
+#define GEMM_SPOTS 8u
+
 // Where the copies are: they run ahead of the multiplications.
 template <class Op>
 struct Ahead {
   u32 tile, tiles;
-  u32 step;
-  Spot spot;
+  // Tiles begun so far.
+  u32 begun;
+  u32 step, steps, first_step;
   View<typename Op::Left::Type> left;
   View<typename Op::Right::Type> right;
   u32 left_rows[Share<typename Op::Left>::rows];
@@ -55,12 +63,16 @@ struct Ahead {
 };
 
 template <class Op>
-DEV void begin_tile(Ahead<Op>& ahead, const typename Op::Args& args) {
-  ahead.step = 0;
+DEV void begin_tile(Ahead<Op>& ahead, const typename Op::Args& args, KeptSpot* spots) {
   if (ahead.tile >= ahead.tiles) return;
-  ahead.spot = Op::spot(args, ahead.tile);
-  ahead.left = Op::left(args, ahead.spot);
-  ahead.right = Op::right(args, ahead.spot);
+  const Spot spot = Op::spot(args, ahead.tile);
+  if (threadIdx.x == 0) spots[ahead.begun % GEMM_SPOTS].spot = spot;
+  ahead.begun++;
+  ahead.step = 0;
+  ahead.steps = spot.steps;
+  ahead.first_step = spot.first_step;
+  ahead.left = Op::left(args, spot);
+  ahead.right = Op::right(args, spot);
   look_up<typename Op::Left>(ahead.left_rows, ahead.left, 0);
   look_up<typename Op::Right>(ahead.right_rows, ahead.right, 0);
 }
@@ -75,7 +87,7 @@ struct Stage {
 
 // Starts the copies of the next stage, if there is one, and closes their group.
 template <class Op>
-DEV void feed(Ahead<Op>& ahead, const typename Op::Args& args, u8* stage) {
+DEV void feed(Ahead<Op>& ahead, const typename Op::Args& args, u8* stage, KeptSpot* spots) {
   typedef typename Op::Left Left;
   typedef typename Op::Right Right;
   if (ahead.tile < ahead.tiles) {
@@ -83,13 +95,13 @@ DEV void feed(Ahead<Op>& ahead, const typename Op::Args& args, u8* stage) {
     copy<Right>(stage + Stage<Op>::right, ahead.right_rows, ahead.right, ahead.step);
     if (Op::scaled && threadIdx.x < Op::Shape::steps) {
       const u32 step = ahead.step + threadIdx.x;
-      const bool real = step < ahead.spot.steps;
-      cp_async4(stage + Stage<Op>::scale + threadIdx.x * 4, Op::scale(args) + (real ? ahead.spot.first_step + step : 0), real);
+      const bool real = step < ahead.steps;
+      cp_async4(stage + Stage<Op>::scale + threadIdx.x * 4, Op::scale(args) + (real ? ahead.first_step + step : 0), real);
     }
     ahead.step += Op::Shape::steps;
-    if (ahead.step >= ahead.spot.steps) {
+    if (ahead.step >= ahead.steps) {
       ahead.tile += gridDim.x;
-      begin_tile<Op>(ahead, args);
+      begin_tile<Op>(ahead, args, spots);
     } else {
       if (Left::rows_are_steps) look_up<Left>(ahead.left_rows, ahead.left, ahead.step);
       if (Right::rows_are_steps) look_up<Right>(ahead.right_rows, ahead.right, ahead.step);
@@ -172,17 +184,17 @@ DEV void load_pieces(Pieces<Op, on_left>& p, const u8* stage, u32 lane, u32 step
   }
 }
 
-// One block of c: products of pieces from the smallest, or straight into the accumulator where there is one piece of each.
-// Products of pieces whose numbers sum to more than 2 are below half a unit in the last place of the product.
-template <class Op, int blocks>
-DEV void multiply_pieces(f32 (*const (&sums)[blocks])[4], const Pieces<Op, true>* const (&left)[blocks],
-                         const Pieces<Op, false>* const (&right)[blocks], const int (&half)[blocks]) {
+// Four blocks of c beside each other: products of pieces from the smallest, or straight into the accumulators where there is one
+// piece of each. Products of pieces whose numbers sum to more than 2 are below half a unit in the last place of the product.
+template <class Op>
+DEV void multiply_pieces(f32 (&sums)[Op::Shape::acrosses][4], int j, const Pieces<Op, true>& left,
+                         const Pieces<Op, false> (&right)[2]) {
   const bool direct = Op::left_pieces * Op::right_pieces == 1;
-  f32 sum[blocks][4];
+  f32 sum[4][4];
 #pragma unroll
-  for (int b = 0; b < blocks; b++)
+  for (int b = 0; b < 4; b++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) sum[b][i] = direct ? (*sums[b])[i] : 0.0f;
+    for (int x = 0; x < 4; x++) sum[b][x] = direct ? sums[j + b][x] : 0.0f;
 #pragma unroll
   for (int order = 2; order >= 0; order--) {
 #pragma unroll
@@ -190,53 +202,40 @@ DEV void multiply_pieces(f32 (*const (&sums)[blocks])[4], const Pieces<Op, true>
       const int q = order - p;
       if (q < 0 || q >= Op::right_pieces) continue;
 #pragma unroll
-      for (int b = 0; b < blocks; b++) {
-        const u32 r[2] = {right[b]->of[q][half[b] * 2], right[b]->of[q][half[b] * 2 + 1]};
-        mma(sum[b], left[b]->of[p], r, typename Op::Mma{});
+      for (int b = 0; b < 4; b++) {
+        const u32(&four)[4] = right[b / 2].of[q];
+        const u32 two[2] = {four[b % 2 * 2], four[b % 2 * 2 + 1]};
+        mma(sum[b], left.of[p], two, typename Op::Mma{});
       }
     }
   }
 #pragma unroll
-  for (int b = 0; b < blocks; b++)
+  for (int b = 0; b < 4; b++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) (*sums[b])[i] = direct ? sum[b][i] : (*sums[b])[i] + sum[b][i];
+    for (int x = 0; x < 4; x++) sums[j + b][x] = direct ? sum[b][x] : sums[j + b][x] + sum[b][x];
 }
 
-// All products of one stage, of operands that are split or rounded first. The operand of fewer pieces is held, the other passes.
+// All products of one stage, of operands that are split or rounded first. The right one is held, the left one passes.
 template <class Op>
 DEV void multiply_stage(Sums<Op>& sums, const u8* stage, u32 row, u32 rows, u32 col) {
   typedef typename Op::Shape Shape;
+  // Where both are split, registers hold pieces of half the columns.
+  const int halves = Op::left_pieces > 1 && Op::right_pieces > 1 ? 2 : 1, held = Shape::acrosses / halves;
 #pragma unroll
   for (int step = 0; step < Shape::steps; step += 16) {
-    if constexpr (Op::left_pieces >= Op::right_pieces) {
-      Pieces<Op, false> right[Shape::acrosses / 2];
 #pragma unroll
-      for (int j = 0; j < Shape::acrosses / 2; j++) load_pieces<Op, false>(right[j], stage, col + j * 16, step);
+    for (int half = 0; half < halves; half++) {
+      Pieces<Op, false> right[held / 2];
+#pragma unroll
+      for (int j = 0; j < held / 2; j++) load_pieces<Op, false>(right[j], stage, col + (half * held / 2 + j) * 16, step);
 #pragma unroll
       for (int i = 0; i < Shape::downs; i++) {
         if (row + i * 16 >= rows) break;
         Pieces<Op, true> left;
         load_pieces<Op, true>(left, stage, row + i * 16, step);
 #pragma unroll
-        for (int j = 0; j < Shape::acrosses; j += 4)
-          multiply_pieces<Op, 4>({&sums.of[i][j], &sums.of[i][j + 1], &sums.of[i][j + 2], &sums.of[i][j + 3]},
-                                 {&left, &left, &left, &left},
-                                 {&right[j / 2], &right[j / 2], &right[j / 2 + 1], &right[j / 2 + 1]}, {0, 1, 0, 1});
-      }
-    } else {
-      Pieces<Op, true> left[Shape::downs];
-#pragma unroll
-      for (int i = 0; i < Shape::downs; i++) load_pieces<Op, true>(left[i], stage, row + i * 16, step);
-#pragma unroll
-      for (int j = 0; j < Shape::acrosses / 2; j++) {
-        Pieces<Op, false> right;
-        load_pieces<Op, false>(right, stage, col + j * 16, step);
-#pragma unroll
-        for (int i = 0; i < Shape::downs; i += 2) {
-          if (row + i * 16 >= rows) break;
-          multiply_pieces<Op, 4>({&sums.of[i][j * 2], &sums.of[i][j * 2 + 1], &sums.of[i + 1][j * 2], &sums.of[i + 1][j * 2 + 1]},
-                                 {&left[i], &left[i], &left[i + 1], &left[i + 1]}, {&right, &right, &right, &right}, {0, 1, 0, 1});
-        }
+        for (int j = 0; j < held; j += 4)
+          multiply_pieces<Op>(sums.of[i], half * held + j, left, {right[j / 2], right[j / 2 + 1]});
       }
     }
   }
@@ -253,25 +252,24 @@ DEV void multiply_tiles(const typename Op::Args& args) {
   // Operands that mma takes as they are: fragments are read one multiplication ahead.
   const bool as_is = Op::left_pieces * Op::right_pieces == 1 && !Op::scaled && !Op::Left::wide && !Op::Right::wide;
 
+  KeptSpot* spots = reinterpret_cast<KeptSpot*>(shared + end);
   Ahead<Op> ahead;
   ahead.tile = blockIdx.x;
+  ahead.begun = 0;
   ahead.tiles = Op::tiles(args);
-  begin_tile<Op>(ahead, args);
+  begin_tile<Op>(ahead, args, spots);
 #pragma unroll 1
-  for (u32 stage = 0; stage < end - Stage<Op>::bytes; stage += Stage<Op>::bytes) feed<Op>(ahead, args, shared + stage);
+  for (u32 stage = 0; stage < end - Stage<Op>::bytes; stage += Stage<Op>::bytes) feed<Op>(ahead, args, shared + stage, spots);
 
-  u32 here = 0, free = end - Stage<Op>::bytes;
+  // The stage being multiplied; the one before it is free.
+  u32 here = 0;
   Fragments<Op> f[2];
-  if constexpr (as_is) {
-    cp_async_wait<Shape::stages - 2>();
-    __syncthreads();
-    load_fragments<Op>(f[0], shared, row, col, 0);
-  }
-  const u32 tiles = Op::tiles(args);
+  cp_async_wait<Shape::stages - 2>();
+  __syncthreads();
+  if constexpr (as_is) load_fragments<Op>(f[0], shared, row, col, 0);
+  // The next tile is begun before the last stage of this one is multiplied.
 #pragma unroll 1
-  for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Spot spot = Op::spot(args, tile);
-    const bool busy = row < spot.rows;
+  for (u32 tile = 0; tile < ahead.begun; tile++) {
     Sums<Op> sums;
 #pragma unroll
     for (int i = 0; i < Shape::downs; i++)
@@ -279,7 +277,10 @@ DEV void multiply_tiles(const typename Op::Args& args) {
       for (int j = 0; j < Shape::acrosses; j++)
 #pragma unroll
         for (int q = 0; q < 4; q++) sums.of[i][j][q] = 0;
-    u32 step = 0;
+    const Spot* spot = &spots[tile % GEMM_SPOTS].spot;
+    const u32 rows = spot->rows;
+    const bool busy = row < rows;
+    u32 stages = max(1u, (spot->steps + Shape::steps - 1) / Shape::steps);
 #pragma unroll 1
     do {
       if constexpr (as_is) {
@@ -296,21 +297,18 @@ DEV void multiply_tiles(const typename Op::Args& args) {
             load_fragments<Op>(f[(part + 1) % 2], shared + here, row, col, 0);
           }
           if (part == 0) {
-            feed<Op>(ahead, args, shared + free);
-            free = free + Stage<Op>::bytes == end ? 0 : free + Stage<Op>::bytes;
+            feed<Op>(ahead, args, shared + (here == 0 ? end : here) - Stage<Op>::bytes, spots);
           }
           if (busy) multiply<Op>(sums, f[part % 2]);
         }
       } else {
+        feed<Op>(ahead, args, shared + (here == 0 ? end : here) - Stage<Op>::bytes, spots);
+        if (busy) multiply_stage<Op>(sums, shared + here, row, rows, col);
+        here = here + Stage<Op>::bytes == end ? 0 : here + Stage<Op>::bytes;
         cp_async_wait<Shape::stages - 2>();
         __syncthreads();
-        feed<Op>(ahead, args, shared + free);
-        free = free + Stage<Op>::bytes == end ? 0 : free + Stage<Op>::bytes;
-        if (busy) multiply_stage<Op>(sums, shared + here, row, spot.rows, col);
-        here = here + Stage<Op>::bytes == end ? 0 : here + Stage<Op>::bytes;
       }
-      step += Shape::steps;
-    } while (step < spot.steps);
-    if (busy) Op::finish(args, spot, sums, row, col);
+    } while (--stages);
+    if (busy) Op::finish(args, *spot, sums, row, col);
   }
 }
