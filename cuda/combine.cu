@@ -63,10 +63,8 @@ DEV void combine_packs(const Slots& slots, u64 pair, u64 first, u32 left, f32* t
 }
 
 DEV void combine_elements(const Slots& slots, u64 pair, u64 first, u32 left, f32* to, const Spans& spans) {
-#pragma unroll 1
   for (u32 c = spans.lane; c < left; c += spans.size) {
     f32 sum = slots.accumulate ? to[c] : 0.0f;
-#pragma unroll 1
     for (u32 slot = 0; slot < slots.top_k; slot++) {
       const f32* from = row_at(slots, pair + slot);
       if (from) sum += weight_at(slots, pair + slot) * from[first + c];

@@ -1,5 +1,6 @@
 // Elements that a thread moves at once: 16 bytes of the widest type that a kernel moves together, and as many elements of the
 // others. Values are f32.
+#pragma once
 #include "dev.h"
 
 struct alignas(8) Vec8 { u32 word[2]; };

@@ -1,4 +1,5 @@
 // The logistic function and what SwiGLU makes of it.
+#pragma once
 #include "dev.h"
 
 // `sigmoid(x)` and `1 - sigmoid(x)`, neither by a difference.
