@@ -2,7 +2,6 @@
 
 pub(super) mod checks;
 mod demand;
-mod gemm;
 mod optim;
 mod permute;
 mod router;
@@ -26,7 +25,6 @@ pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
     let tables = [
         checks::SPECS,
         demand::SPECS,
-        gemm::SPECS,
         optim::SPECS,
         permute::SPECS,
         router::SPECS,
@@ -60,9 +58,9 @@ pub(super) fn dispatch(kernel: &Kernel<CudaBuffer>, to: &mut Exec<'_>) -> Result
         Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
         Kernel::AdamW(args) => optim::adamw(args, to),
         Kernel::SumSquares(args) => optim::sum_squares(args, to),
-        Kernel::GroupedForward(args) => gemm::grouped_forward(args, to),
-        Kernel::GroupedDgrad(args) => gemm::grouped_dgrad(args, to),
-        Kernel::GroupedWgrad(args) => gemm::grouped_wgrad(args, to),
+        Kernel::GroupedForward(_) | Kernel::GroupedDgrad(_) | Kernel::GroupedWgrad(_) => {
+            Err(crate::Error::Unsupported { what: kernel.name().into(), why: "not written".into() })
+        }
         Kernel::Score(args) => score::score(args, to),
         Kernel::Demand(args) => demand::demand(args, to),
         Kernel::Select(args) => select::select(args, to),
