@@ -20,7 +20,7 @@
 //! | [`config`], [`tensor`], [`error`] | values: Hugging Face configurations, element types, one error type |
 //! | [`plan`] | counts in, plans out: quotas, placement, routes, memory, times, of this policy and its rivals; [explained](plan::guide) |
 //! | [`kernel`], [`recording`] | the closed set of kernels, and lists of commands made of them |
-//! | [`backend`] | how a recording is run: [`CpuBackend`], and with the feature `wgpu` (default) `WgpuBackend` |
+//! | [`backend`] | how a recording is run: [`CpuBackend`], with the feature `wgpu` (default) `WgpuBackend`, with `cuda` `CudaBackend` |
 //! | [`memory`] | the byte budget of a rank, by category |
 //! | [`weights`] | the weights of a layer on the host, and their names in checkpoints |
 //! | [`layer`], [`optim`], [`losses`] | [`MoeLayer`] on one rank, decoupled [`AdamW`], router losses |
@@ -64,6 +64,8 @@ pub mod tensor;
 pub mod weights;
 
 pub use backend::cpu::{CpuBackend, CpuOptions};
+#[cfg(feature = "cuda")]
+pub use backend::cuda::{CudaBackend, CudaOptions};
 #[cfg(feature = "wgpu")]
 pub use backend::wgpu::{WgpuBackend, WgpuOptions};
 pub use backend::{Backend, Buffer, Caps};

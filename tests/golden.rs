@@ -12,14 +12,15 @@ mod support;
 
 use support::block::BlockWeights;
 use support::compare::Comparison;
-use support::device;
 use support::golden::{self, BlockCase};
 use support::layer::{self, wide};
+use support::{cuda, device};
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = on_device("cpu", 1.0, || Ok(device::cpu()));
     trials.extend(on_device("wgpu", device::WGPU_FACTOR, device::wgpu));
+    trials.extend(on_device("cuda", cuda::CUDA_FACTOR, cuda::cuda));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -6,7 +6,7 @@ use lrmoe::{Backend, CpuBackend, CpuOptions};
 
 mod support;
 
-use support::device;
+use support::{cuda, device};
 
 #[path = "layer/demand.rs"]
 mod demand;
@@ -65,7 +65,17 @@ fn main() -> std::process::ExitCode {
         workspace: true,
         threads: None,
     };
-    let trials = on_device::<CpuBackend>(cpu).into_iter().chain(on_device(wgpu)).collect();
+    let cuda = Device {
+        name: "cuda",
+        factor: cuda::CUDA_FACTOR,
+        missing: || cuda::cuda().err(),
+        make: cuda::cuda_here,
+        budget: cuda::cuda_within,
+        sample: 0.1,
+        workspace: true,
+        threads: None,
+    };
+    let trials = on_device::<CpuBackend>(cpu).into_iter().chain(on_device(wgpu)).chain(on_device(cuda)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -17,7 +17,7 @@ pub struct Device {
 
 /// Every device that lrmoe knows, best first.
 pub fn devices() -> Vec<Device> {
-    let mut devices = vec![absent("cuda", "not part of this version of lrmoe")];
+    let mut devices = cuda_devices();
     devices.extend(wgpu_devices());
     devices.push(Device { name: "cpu".into(), caps: Ok(CpuBackend::new().caps().clone()), software: false });
     devices
@@ -25,6 +25,24 @@ pub fn devices() -> Vec<Device> {
 
 fn absent(name: &str, reason: &str) -> Device {
     Device { name: name.into(), caps: Err(reason.into()), software: false }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Vec<Device> {
+    let device = |device: super::cuda::CudaDevice| Device {
+        name: format!("cuda:{}", device.index),
+        caps: device.caps,
+        software: false,
+    };
+    match super::cuda::cuda_devices() {
+        Ok(found) => found.into_iter().map(device).collect(),
+        Err(why) => vec![absent("cuda", &why)],
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Vec<Device> {
+    vec![absent("cuda", "built without the feature `cuda`")]
 }
 
 #[cfg(feature = "wgpu")]
@@ -49,14 +67,14 @@ fn wgpu_devices() -> Vec<Device> {
 /// A choice of device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The device: `cuda`, `wgpu`, `wgpu:N`, `wgpu:NAME` or `cpu`.
+    /// The device: `cuda`, `cuda:N`, `wgpu`, `wgpu:N`, `wgpu:NAME` or `cpu`.
     pub name: String,
     /// The better ones that were refused, with the reason.
     pub refused: Vec<(String, String)>,
 }
 
-/// `auto`: the best device there is. A name: that one; `wgpu:1` and `wgpu:radeon` are an adapter by number and by a part of
-/// its name.
+/// `auto`: the best device there is. A name: that one; `cuda:1` is a device by number, `wgpu:1` and `wgpu:radeon` are an adapter by
+/// number and by a part of its name.
 ///
 /// # Errors
 /// [`Error::Argument`] for an unknown name, [`Error::Unsupported`] for a backend that is not there.
@@ -81,13 +99,24 @@ fn choose_among(devices: Vec<Device>, name: &str) -> Result<Choice> {
     let backend = name.split(':').next().unwrap_or(name);
     let of_backend = |device: &&Device| device.name.split(':').next() == Some(backend);
     let known: Vec<&Device> = devices.iter().filter(of_backend).collect();
-    if known.is_empty() || (backend != "wgpu" && backend != name) {
+    let numbered = known.iter().any(|device| device.name == name);
+    if known.is_empty() || (backend != "wgpu" && backend != name && !numbered) {
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-        return Err(Error::argument("device", name, format!("auto, wgpu, wgpu:NAME, {}", names.join(", "))));
+        return Err(Error::argument("device", name, format!("auto, cuda, wgpu, wgpu:NAME, {}", names.join(", "))));
     }
-    match known.iter().find_map(|device| device.caps.as_ref().err()) {
-        Some(why) => Err(Error::Unsupported { what: format!("device `{name}`"), why: why.clone() }),
-        None => Ok(Choice { name: name.to_owned(), refused }),
+    // A whole backend is there where one of its devices is.
+    let asked = known.iter().filter(|device| !numbered || device.name == name);
+    let (mut usable, mut reasons) = (None, Vec::new());
+    for device in asked {
+        match &device.caps {
+            Ok(_) => usable = usable.or(Some(device.name.clone())),
+            Err(why) => reasons.push(why.as_str()),
+        }
+    }
+    match usable {
+        Some(first) if backend == "cuda" => Ok(Choice { name: first, refused }),
+        Some(_) => Ok(Choice { name: name.to_owned(), refused }),
+        None => Err(Error::Unsupported { what: format!("device `{name}`"), why: reasons.join("; ") }),
     }
 }
 
@@ -100,6 +129,9 @@ pub enum AnyBackend {
     /// A wgpu adapter.
     #[cfg(feature = "wgpu")]
     Wgpu(super::wgpu::WgpuBackend),
+    /// A CUDA device.
+    #[cfg(feature = "cuda")]
+    Cuda(super::cuda::CudaBackend),
 }
 
 /// What to do with a backend, whichever it is.
@@ -117,6 +149,8 @@ impl AnyBackend {
             Self::Cpu(backend) => work.run(backend),
             #[cfg(feature = "wgpu")]
             Self::Wgpu(backend) => work.run(backend),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(backend) => work.run(backend),
         }
     }
 
@@ -126,6 +160,8 @@ impl AnyBackend {
             Self::Cpu(backend) => backend.caps(),
             #[cfg(feature = "wgpu")]
             Self::Wgpu(backend) => backend.caps(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(backend) => backend.caps(),
         }
     }
 }
@@ -146,9 +182,25 @@ impl Choice {
     pub fn open_within(&self, budget: Option<u64>) -> Result<AnyBackend> {
         match self.name.as_str() {
             "cpu" => CpuBackend::with_options(CpuOptions { budget, ..CpuOptions::default() }).map(AnyBackend::Cpu),
+            name if name.starts_with("cuda") => open_cuda(name, budget),
             name => open_wgpu(name, budget),
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(name: &str, budget: Option<u64>) -> Result<AnyBackend> {
+    let device = match name.strip_prefix("cuda:") {
+        Some(number) => number.parse().map_err(|_| Error::argument("device", name, "cuda or cuda:NUMBER"))?,
+        None => 0,
+    };
+    let options = super::cuda::CudaOptions { device, budget, ..Default::default() };
+    super::cuda::CudaBackend::new(options).map(AnyBackend::Cuda)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(name: &str, _budget: Option<u64>) -> Result<AnyBackend> {
+    Err(Error::Unsupported { what: format!("device `{name}`"), why: "built without the feature `cuda`".into() })
 }
 
 #[cfg(feature = "wgpu")]
@@ -193,7 +245,7 @@ mod tests {
         }
         let refused = choose_among(devices(), "cuda").unwrap_err();
         assert_eq!(refused, Error::Unsupported { what: "device `cuda`".into(), why: "no driver".into() });
-        for name in ["tpu", "", "cpu:0", "autos"] {
+        for name in ["tpu", "", "cpu:0", "autos", "cuda:0"] {
             let refused = choose_among(devices(), name).unwrap_err();
             assert!(
                 matches!(&refused, Error::Argument { allowed, .. } if allowed.contains("wgpu:0, cpu")),
@@ -203,9 +255,22 @@ mod tests {
     }
 
     #[test]
+    fn a_backend_is_its_first_device_that_works() {
+        let old = || Device { name: "cuda:0".into(), caps: Err("sm_70".into()), software: false };
+        let devices = || vec![old(), here("cuda:1", false), here("cpu", false)];
+        for name in ["cuda", "cuda:1", "auto"] {
+            let choice = choose_among(devices(), name).unwrap();
+            assert_eq!(choice.name, "cuda:1");
+        }
+        let refused = choose_among(devices(), "cuda:0").unwrap_err();
+        assert_eq!(refused, Error::Unsupported { what: "device `cuda:0`".into(), why: "sm_70".into() });
+        assert!(choose_among(devices(), "cuda:2").is_err());
+        assert!(choose_among(vec![old(), here("cpu", false)], "cuda").is_err());
+    }
+
+    #[test]
     fn this_machine_has_a_cpu() {
         assert!(matches!(choose("cpu").unwrap().open(), Ok(AnyBackend::Cpu(_))));
         assert!(choose("auto").unwrap().open().is_ok());
-        assert!(matches!(choose("cuda"), Err(Error::Unsupported { .. })));
     }
 }

@@ -1,7 +1,15 @@
 //! Backends: how a [`Recording`] is run. They know nothing of Mixture-of-Experts layers.
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod bytes;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod devices;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod faults;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod known;
 mod pool;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;

@@ -5,6 +5,7 @@ use lrmoe::recording::Command;
 use lrmoe::{Backend, CpuOptions, DType, HostData, Recording, Result};
 
 use crate::support::compare::Comparison;
+use crate::support::cuda as support_cuda;
 use crate::support::device;
 use crate::table::{Case, Slot};
 
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Device> {
     vec![
         Device { name: "cpu", open: cpu, variants: vec![|| threads(1), || threads(2)] },
         Device { name: "wgpu", open: wgpu, variants: vec![] },
+        Device { name: "cuda", open: cuda, variants: vec![] },
     ]
 }
 
@@ -53,6 +55,11 @@ fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
         let variants = device::wgpu_gemm_variants()?;
         Ok(variants.into_iter().map(|(label, backend)| on_wgpu(backend, label, || Ok(Vec::new()))).collect())
     }))
+}
+
+fn cuda() -> std::result::Result<Box<dyn Runner>, String> {
+    let (backend, label) = (support_cuda::cuda()?, "cuda".into());
+    Ok(Box::new(On { backend, label, factor: support_cuda::CUDA_FACTOR, tiny: SMALLEST_SUBNORMAL, variants: none }))
 }
 
 fn on_wgpu(backend: impl Backend, label: String, variants: Variants) -> Box<dyn Runner> {

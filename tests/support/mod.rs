@@ -1,12 +1,16 @@
 //! What the test targets share: golden data, an independent f64 oracle, comparisons and test randomness.
 //!
-//! Only `device` and `layer` use the crate under test; the rest does not, so that an agreement means something.
+//! Only `backend`, `cuda`, `device`, `layer`, `outcome` and `step` use the crate under test; the rest does not, so that an agreement means something.
 #![allow(dead_code, reason = "every test target uses a different part")]
 #![allow(unreachable_pub, reason = "`pub` marks what test targets may use; a test target exports nothing")]
 
+pub mod backend;
 pub mod block;
 pub mod compare;
+pub mod cuda;
 pub mod device;
+#[cfg(feature = "cuda")]
+pub mod fake_cuda;
 pub mod golden;
 pub mod golden_checkpoint;
 pub mod layer;
@@ -17,5 +21,7 @@ pub mod oracle_config;
 pub mod oracle_keys;
 pub mod oracle_losses;
 pub mod oracle_select;
+pub mod outcome;
 pub mod rng;
+pub mod step;
 pub mod store;

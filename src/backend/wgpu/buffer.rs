@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use super::context::Context;
 use super::pipelines::BindGroups;
 use crate::backend::Buffer;
+use crate::backend::known::Same;
 use crate::backend::pool::Piece;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -102,6 +103,12 @@ impl Buffer for WgpuBuffer {
     }
 }
 
+impl Same for WgpuBuffer {
+    fn is(&self, other: &Self) -> bool {
+        self.memory().id == other.memory().id && self.bytes() == other.bytes()
+    }
+}
+
 impl WgpuBuffer {
     pub(super) fn pooled(name: &str, dtype: DType, len: usize, piece: Piece<Memory>) -> Self {
         Self::new(name, dtype, len, 0, Owner::Pool(piece))
@@ -136,11 +143,6 @@ impl WgpuBuffer {
     /// Whether four elements can be loaded at once from element 0 on.
     pub(crate) fn vec4_ok(&self) -> bool {
         self.shared.len >= 4 && self.shared.offset.is_multiple_of(4 * self.shared.dtype.bytes() as u64)
-    }
-
-    /// Whether the two handles are of the same elements.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        self.memory().id == other.memory().id && self.bytes() == other.bytes()
     }
 
     /// Whole rows of `cols` elements that the buffer holds; 0 for `cols = 0`.

@@ -5,10 +5,11 @@ use std::sync::{Arc, OnceLock};
 use super::buffer::WgpuBuffer;
 use super::context::Context;
 use super::encode::Encoder;
-use super::known::Question;
 use super::launch::{Arg, Launch, groups_of, u32_of};
 use super::mapping::Mapping;
 use super::shader::{Constant, Param, Source, source};
+use crate::backend::faults::{self, Place, WORDS, first_error, offset_count};
+use crate::backend::known::Question;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -18,66 +19,11 @@ static CHECK_OFFSETS: Source = source!("check_offsets");
 /// Invocations of a workgroup of checks.
 const WORKGROUP: u32 = 64;
 
-/// Words of one check: flags, and two values.
-pub(super) const WORDS: usize = 3;
+/// [`faults::Extent`] of this backend.
+pub(crate) type Extent<'a> = faults::Extent<'a, WgpuBuffer>;
 
-/// Rows of an index array that are looked at.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Extent<'a> {
-    /// So many.
-    All(usize),
-    /// Those between the first and the last of offsets of so many groups, at most so many rows.
-    Used(&'a WgpuBuffer, usize, usize),
-}
-
-/// An index array and what it may hold.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Index<'a> {
-    /// Field name.
-    pub(crate) name: &'static str,
-    /// u32.
-    pub(crate) buffer: &'a WgpuBuffer,
-    /// Which entries.
-    pub(crate) rows: Extent<'a>,
-    /// Divisor of the index.
-    pub(crate) div: usize,
-    /// Every `index / div` is below this.
-    pub(crate) limit: usize,
-    /// Whether [`NONE`](crate::kernel::NONE) may stand there.
-    pub(crate) none: bool,
-}
-
-/// What one check looks for, for its message.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
-    /// Entries below a limit.
-    Index { name: &'static str, limit: u64 },
-    /// Ascending offsets up to a number of rows.
-    Offsets { rows: usize },
-    /// Quotas that sum up to a capacity at most.
-    Capacity { rows: usize },
-}
-
-impl Place {
-    /// The error for the words that the device left.
-    fn error(self, words: &[u32]) -> Option<Error> {
-        let flags = *words.first()?;
-        match self {
-            _ if flags == 0 => None,
-            Self::Index { name, limit } => Some(Error::argument(name, words.get(1)?, format!("below {limit}"))),
-            Self::Capacity { rows } => {
-                let allowed = format!("at most the capacity of {rows} rows");
-                Some(Error::shape("sum of quotas", words.get(1)?, allowed))
-            }
-            Self::Offsets { .. } if flags & 1 != 0 => Some(Error::argument(
-                "offsets",
-                format!("{} before a smaller value", words.get(1)?),
-                "ascending values",
-            )),
-            Self::Offsets { rows } => Some(Error::shape("last offset", words.get(2)?, format!("at most {rows} rows"))),
-        }
-    }
-}
+/// [`faults::Index`] of this backend.
+pub(crate) type Index<'a> = faults::Index<'a, WgpuBuffer>;
 
 /// Checks of one submitted recording, to be looked at when it has run.
 #[derive(Debug)]
@@ -110,7 +56,7 @@ impl Pending {
         let outcome = self.outcome.get_or_init(|| {
             let words = self.words.read(context.time_limit, bytemuck::pod_collect_to_vec::<u8, u32>);
             match words {
-                Ok(words) => self.places.iter().zip(words.chunks(WORDS)).find_map(|(place, words)| place.error(words)),
+                Ok(words) => first_error(&self.places, &words),
                 Err(error) => Some(error),
             }
         });
@@ -159,10 +105,7 @@ impl Encoder<'_> {
         let entries = Arg::u32("index", index.buffer, rows)?;
         let about: Vec<_> = std::iter::once(index.buffer).chain(offsets).collect();
         let offsets = Arg::optional_u32("offsets", offsets, offset_count(groups)?)?;
-        let limit = (index.limit as u64).saturating_mul(index.div as u64);
-        if limit > u64::from(u32::MAX) && index.none {
-            return Ok(());
-        }
+        let Some(limit) = index.entry_limit() else { return Ok(()) };
         if !self.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
             return Ok(());
         }
@@ -244,8 +187,4 @@ impl Encoder<'_> {
         self.places.push(place);
         Ok(Some((faults, u32_of("checks", at * WORDS)?)))
     }
-}
-
-fn offset_count(groups: usize) -> Result<usize> {
-    crate::backend::elements("groups", &[groups]).map(|groups| groups + 1)
 }

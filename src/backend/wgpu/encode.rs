@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Inner;
 use super::buffer::WgpuBuffer;
-use super::checks::{Pending, Place, WORDS};
+use super::checks::Pending;
 use super::context::{Context, Profile};
-use super::known::{Known, Question};
 use super::launch::{Arg, Launch, MAX_STORAGE, base_of, groups_of, u32_of};
 use super::pipelines::{GroupKey, PARAM_BYTES};
 use super::shader::{Bound, FIXED_PARAMS, Param, Source, Specialisation, View, kinds, source};
 use super::timestamps::Timer;
 use super::windows::{ALIGNED, bindable, windows};
 use crate::backend::Buffer;
+use crate::backend::bytes::word_of;
+use crate::backend::faults::{CHECKS_PER_COMMAND, Place, WORDS};
+use crate::backend::known::{Known, Question};
 use crate::memory::Category;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -30,9 +32,6 @@ const DISPATCH_COST_SOFTWARE: u64 = 400_000_000;
 
 /// Operations of one command buffer at most, in dispatches of the largest cost.
 const SUBMIT_DISPATCHES: u64 = 5;
-
-/// Checks of one command at most.
-const CHECKS_PER_COMMAND: usize = 6;
 
 /// A uniform buffer for the parameters of one command buffer.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ pub(crate) struct Encoder<'a> {
     in_use: Vec<WgpuBuffer>,
     idle: Vec<WgpuBuffer>,
     kept: Vec<WgpuBuffer>,
-    pub(super) known: Known,
+    pub(super) known: Known<WgpuBuffer>,
     timer: Option<Timer>,
     pub(super) faults: Option<WgpuBuffer>,
     pub(super) places: Vec<Place>,
@@ -402,11 +401,6 @@ impl<'a> Encoder<'a> {
         });
         Ok(Submitted { sequence, last: self.last.take(), checks, timer: self.timer.take() })
     }
-}
-
-/// The word that has a pattern in every element.
-pub(super) fn word_of(dtype: DType, bits: u32) -> u32 {
-    if dtype.bytes() == 2 { (bits & 0xffff) * 0x1_0001 } else { bits }
 }
 
 /// Buffers of a launch as bindings.

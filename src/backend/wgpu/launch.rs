@@ -3,6 +3,7 @@
 use super::buffer::WgpuBuffer;
 use super::context::Profile;
 use super::shader::{Constant, Param, Source, View};
+pub(in crate::backend) use crate::backend::bytes::{groups_of, u32_of};
 use crate::backend::{Buffer, check_len, wrong_type};
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -139,15 +140,6 @@ fn expect_float(buffer: &WgpuBuffer) -> Result<()> {
     if buffer.dtype().is_float() { Ok(()) } else { Err(wrong_type(buffer, "f32, bf16 or f16")) }
 }
 
-/// A size as kernels count.
-///
-/// # Errors
-/// [`Error::Overflow`] where it does not fit 32 bits.
-pub(crate) fn u32_of(what: &str, size: usize) -> Result<u32> {
-    u32::try_from(size)
-        .map_err(|_| Error::Overflow { what: what.to_owned(), detail: format!("{size} does not fit 32 bits") })
-}
-
 /// Index of a binding's first element, where kernels can count up to its last.
 ///
 /// # Errors
@@ -177,11 +169,6 @@ pub(crate) fn check_rounds(profile: &Profile, rounds: usize, what: impl FnOnce()
     }
     let why = format!("{rounds} rounds of one invocation's loops; at most {MAX_ROUNDS} are safe on a software driver");
     Err(Error::Unsupported { what: what(), why })
-}
-
-/// Workgroups that cover `items`, `per` each.
-pub(crate) fn groups_of(items: usize, per: usize) -> u64 {
-    items.div_ceil(per.max(1)) as u64
 }
 
 #[cfg(test)]

@@ -36,7 +36,6 @@ mod checks;
 mod context;
 mod encode;
 mod kernels;
-mod known;
 mod launch;
 mod mapping;
 mod pipelines;

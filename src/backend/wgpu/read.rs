@@ -2,14 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use half::{bf16, f16};
-
 use super::Inner;
 use super::buffer::WgpuBuffer;
-use super::encode::{Encoder, word_of};
+use super::encode::Encoder;
 use super::mapping::Mapping;
+use crate::backend::bytes::{bytes_of, from_bytes, poison_bits, word_of};
 use crate::backend::{Buffer, check_range, range_len};
-use crate::tensor::{DType, HostData};
+use crate::tensor::HostData;
 use crate::{Error, Result};
 
 /// Bytes of uploads that are not waited for at most: the queue copies what it is given, and keeps the copy until the device has it.
@@ -18,26 +17,6 @@ const UPLOAD_BYTES: usize = 64 << 20;
 /// Bytes of a buffer that is poisoned by a write, which waits for the next submission; a submission of its own costs more than
 /// the bytes, as long as they are few.
 const POISON_BYTES: usize = 64 << 10;
-
-/// Bytes of a host array.
-fn bytes_of(data: &HostData) -> &[u8] {
-    match data {
-        HostData::F32(v) => bytemuck::cast_slice(v),
-        HostData::BF16(v) => bytemuck::cast_slice(v),
-        HostData::F16(v) => bytemuck::cast_slice(v),
-        HostData::U32(v) => bytemuck::cast_slice(v),
-    }
-}
-
-/// A host array of bytes.
-fn from_bytes(dtype: DType, bytes: &[u8]) -> HostData {
-    match dtype {
-        DType::F32 => HostData::F32(bytemuck::pod_collect_to_vec(bytes)),
-        DType::BF16 => HostData::BF16(bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)),
-        DType::F16 => HostData::F16(bytemuck::pod_collect_to_vec::<u8, f16>(bytes)),
-        DType::U32 => HostData::U32(bytemuck::pod_collect_to_vec(bytes)),
-    }
-}
 
 impl Inner {
     /// Overwrites elements from `offset` on.
@@ -91,12 +70,7 @@ impl Inner {
 
     /// Fills a buffer with what no kernel may use: NaN, or an index out of every range.
     pub(super) fn poison(&self, buffer: &WgpuBuffer) -> Result<()> {
-        let bits = match buffer.dtype() {
-            DType::F32 => f32::NAN.to_bits(),
-            DType::BF16 => bf16::NAN.to_bits().into(),
-            DType::F16 => f16::NAN.to_bits().into(),
-            DType::U32 => u32::MAX - 1,
-        };
+        let bits = poison_bits(buffer.dtype());
         let bytes = (buffer.len() * buffer.dtype().bytes()).next_multiple_of(4);
         if bytes <= POISON_BYTES {
             let words = vec![word_of(buffer.dtype(), bits); bytes / 4];

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
+use crate::backend::bytes::{cache_directory, hash};
 
 /// Whether kernel variants are chosen by measured time. Results do not depend on it: only variants that give the same bits
 /// are compared. On a host's device nothing is ever measured.
@@ -203,19 +204,6 @@ fn fastest<T: Copy>(
     best.map(|(_, name, value)| (name, value))
 }
 
-/// Where programs keep what they can make again; nowhere if the environment does not say.
-fn cache_directory() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = if cfg!(windows) {
-        variable("LOCALAPPDATA")
-    } else if cfg!(target_os = "macos") {
-        variable("HOME").map(|home| home.join("Library/Caches"))
-    } else {
-        variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))
-    };
-    base.map(|base| base.join("lrmoe"))
-}
-
 /// Measured choices of one adapter, driver and version of this crate.
 #[derive(Debug)]
 struct ChoiceFile {
@@ -233,10 +221,8 @@ struct Content {
 impl ChoiceFile {
     fn new(directory: &Path, identity: &str) -> Self {
         let identity = format!("lrmoe {}: {identity}", env!("CARGO_PKG_VERSION"));
-        // FNV-1a: two identities that share a file would take turns in it, since its content says whose it is.
-        let hash = identity
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        // Two identities that share a file would take turns in it.
+        let hash = hash(identity.as_bytes());
         Self { path: directory.join(format!("wgpu-{hash:016x}.json")), identity }
     }
 
