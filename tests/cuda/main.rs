@@ -11,12 +11,16 @@ mod cache;
 mod cubins;
 mod host;
 mod memory;
+mod wrappers;
 
 use support::outcome::{Outcome, text};
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let trials = [cubins::trials(), cache::trials(), host::trials(), memory::trials()].into_iter().flatten().collect();
+    let trials = [cubins::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
