@@ -28,7 +28,9 @@ pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
         select::SPECS,
         systematic::SPECS,
     ]
-    .into_iter().flatten().copied()
+    .into_iter()
+    .flatten()
+    .copied()
 }
 
 /// Launches a kernel.

@@ -317,9 +317,7 @@ pub(super) fn select(args: &kernel::Select<CudaBuffer>, to: &mut Exec<'_>) -> Re
         (None, SelectRule::Systematic) => {
             return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
         }
-        (Some(order), SelectRule::Systematic) => {
-            Some(Ptr::u32(order, args.kept_of_pair.len().div_ceil(args.top_k))?)
-        }
+        (Some(order), SelectRule::Systematic) => Some(Ptr::u32(order, args.kept_of_pair.len().div_ceil(args.top_k))?),
         _ => None,
     };
     let outputs = Outputs::new(args)?;
