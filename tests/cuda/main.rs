@@ -24,10 +24,11 @@ fn main() -> std::process::ExitCode {
         return std::process::ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials = [cubins::trials(), failures::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let trials =
+        [cubins::trials(), failures::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
+            .into_iter()
+            .flatten()
+            .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
