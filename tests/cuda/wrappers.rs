@@ -11,6 +11,8 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::support::fake_cuda;
+use crate::support::kernel_library::{Output, Sanitizer, Unit, build};
 use crate::support::outcome::{Outcome, holds, text};
 use crate::{backend, trial, trial_with};
 
@@ -44,8 +46,34 @@ fn compile() -> Outcome {
     Ok(())
 }
 
+/// Kernels of the source: threads and parameters.
+const KERNELS: [(&str, u32, &str); 7] = [
+    ("wrap_to_f16", 256, "const f32*, u32*, u32"),
+    ("wrap_to_f32", 256, "const u32*, f32*, u32"),
+    ("wrap_mma_bf16", 32, "const bf16*, const bf16*, const f32*, f32*"),
+    ("wrap_mma_f16", 32, "const f16*, const f16*, const f32*, f32*"),
+    ("wrap_ldmatrix", 32, "const u32*, u32*, u32*"),
+    ("wrap_cp_async", 32, "const u32*, u32*, u32*"),
+    ("wrap_once", 32, "const u32*, u32*"),
+];
+
+/// Gives the test driver, where that is what runs, the wrappers' emulations.
+fn emulate() -> Outcome {
+    static ADDED: std::sync::OnceLock<Outcome> = std::sync::OnceLock::new();
+    let add = || {
+        let Some(fake) = fake_cuda::fake()? else { return Ok(()) };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/wrappers.cu");
+        let rows = KERNELS.map(|(name, threads, params)| format!("SHIM_KERNEL_OF({name}, {threads}, {params})\n"));
+        let source = format!("#include \"{path}\"\n#include \"launch.h\"\n{}", rows.concat());
+        let unit = Unit { name: "wrappers".into(), text: source };
+        fake.add_kernels(&build(&[unit], Sanitizer::from_environment()?, Output::Library)?)
+    };
+    ADDED.get_or_init(add).clone()
+}
+
 /// The stream that the wrappers run on, and one of their kernels.
 fn kernel(name: &str) -> Result<(Arc<CudaStream>, CudaFunction), String> {
+    emulate()?;
     let lrmoe = backend(lrmoe::CudaOptions::default())?;
     let stream = Arc::clone(lrmoe.stream());
     let (major, minor) = stream.context().compute_capability().map_err(text)?;
