@@ -1,10 +1,33 @@
 // dst = src in another float type, to nearest even.
-#include "dev.h"
+#include "lib_pack.h"
+
+// Packs that a thread has under way.
+#define PACKS 4
 
 template <class S, class D>
 DEV void cast(const S* src, D* dst, u64 len) {
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < len; i += (u64)gridDim.x * blockDim.x)
-    dst[i] = from_f32<D>(to_f32(src[i]));
+  constexpr u32 N = Together<S, D>::count;
+  u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  u64 threads = (u64)gridDim.x * blockDim.x;
+  u64 packed = 0;
+  if (begins_packs<N>(src) && begins_packs<N>(dst)) {
+    packed = len / N * N;
+    u64 first = (blockIdx.x * (u64)blockDim.x * PACKS + threadIdx.x) * N;
+    for (; first < packed; first += threads * PACKS * N) {
+      Pack<S, N> v[PACKS];
+      for (u32 p = 0; p < PACKS; p++) {
+        u64 i = first + p * blockDim.x * N;
+        if (i < packed) v[p] = read_once(as_pack<N>(src + i));
+      }
+      for (u32 p = 0; p < PACKS; p++) {
+        u64 i = first + p * blockDim.x * N;
+        f32 x[N];
+        unpack<S>(v[p], x);
+        if (i < packed) write_once(as_pack<N>(dst + i), pack<D>(x));
+      }
+    }
+  }
+  for (u64 i = packed + thread; i < len; i += threads) dst[i] = from_f32<D>(to_f32(src[i]));
 }
 
 #define INSTANCE(S, D) \

@@ -1,9 +1,10 @@
 //! What the test targets share: golden data, an independent f64 oracle, comparisons and test randomness.
 //!
-//! Only `cuda`, `device` and `layer` use the crate under test; the rest does not, so that an agreement means something.
+//! Only `backend`, `cuda`, `device`, `layer`, `outcome` and `step` use the crate under test; the rest does not, so that an agreement means something.
 #![allow(dead_code, reason = "every test target uses a different part")]
 #![allow(unreachable_pub, reason = "`pub` marks what test targets may use; a test target exports nothing")]
 
+pub mod backend;
 pub mod block;
 pub mod compare;
 pub mod cuda;
@@ -20,5 +21,7 @@ pub mod oracle_config;
 pub mod oracle_keys;
 pub mod oracle_losses;
 pub mod oracle_select;
+pub mod outcome;
 pub mod rng;
+pub mod step;
 pub mod store;

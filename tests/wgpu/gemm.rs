@@ -7,7 +7,8 @@ use lrmoe::kernel::GroupedForward;
 use lrmoe::memory::Category;
 use lrmoe::{Backend, DType, HostData, Recording, WgpuBackend, WgpuOptions};
 
-use crate::{Outcome, backend, holds, text, trial};
+use crate::support::outcome::{Outcome, holds, text};
+use crate::{backend, trial};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

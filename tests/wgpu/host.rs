@@ -8,8 +8,9 @@ use lrmoe::kernel::{AdamW, AdamWStep, Cast, Combine, GroupedForward, Sigmoid};
 use lrmoe::memory::Category;
 use lrmoe::{Backend, DType, HostData, Recording, WgpuBackend, WgpuOptions};
 
-use crate::step::{SMALL, bits};
-use crate::{Outcome, backend, holds, refused, text, trial};
+use crate::support::outcome::{Outcome, holds, refused, text};
+use crate::support::step::{SMALL, bits};
+use crate::{backend, trial};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

@@ -7,8 +7,9 @@ use lrmoe::kernel::{GroupedDgrad, GroupedForward, GroupedWgrad, Sigmoid};
 use lrmoe::memory::Category;
 use lrmoe::{Backend, DType, Error, HostData, Recording, WgpuBackend, WgpuOptions};
 
-use crate::step::{SMALL, Size, bits, values};
-use crate::{Outcome, backend, holds, refused, text, trial};
+use crate::support::outcome::{Outcome, holds, refused, text};
+use crate::support::step::{SMALL, Size, bits, values};
+use crate::{backend, trial};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

@@ -12,7 +12,8 @@ mod host;
 mod limits;
 mod lost;
 mod memory;
-mod step;
+
+use support::outcome::Outcome;
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
@@ -22,9 +23,6 @@ fn main() -> std::process::ExitCode {
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
-
-/// Result of a trial: what is wrong, in words.
-type Outcome = Result<(), String>;
 
 /// A trial that is ignored where there is no adapter.
 fn trial(name: &'static str, run: fn() -> Outcome) -> Trial {
@@ -37,18 +35,4 @@ fn trial(name: &'static str, run: fn() -> Outcome) -> Trial {
 /// The device that trials share, with options of their own.
 fn backend(options: WgpuOptions) -> Result<WgpuBackend, String> {
     support::device::wgpu_with(WgpuOptions { poison: true, ..options })
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-/// An error, or what is wrong where there is none.
-fn refused<T>(what: &str, result: lrmoe::Result<T>) -> Result<lrmoe::Error, String> {
-    result.err().ok_or_else(|| format!("{what} was accepted"))
-}
-
-/// What a trial found is what it should be.
-fn holds(what: impl std::fmt::Display, condition: bool) -> Outcome {
-    if condition { Ok(()) } else { Err(format!("not so: {what}")) }
 }

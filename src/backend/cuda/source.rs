@@ -2,11 +2,40 @@
 
 use super::table::Spec;
 
+macro_rules! headers {
+    ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../../../cuda/", $name)))),*] };
+}
+
 /// Headers of `cuda/`.
-const HEADERS: &[(&str, &str)] = &[("dev.h", include_str!("../../../cuda/dev.h"))];
+const HEADERS: &[(&str, &str)] = headers![
+    "dev.h",
+    "lib_circle.h",
+    "lib_demand.h",
+    "lib_digits.h",
+    "lib_list.h",
+    "lib_math.h",
+    "lib_pack.h",
+    "lib_permute.h",
+    "lib_philox.h",
+    "lib_place.h",
+    "lib_plan.h",
+    "lib_prefix.h",
+    "lib_ranges.h",
+    "lib_segment.h",
+    "lib_size.h",
+    "lib_softmax.h",
+    "lib_span.h",
+    "lib_stats.h",
+    "lib_swiglu.h",
+    "lib_tally.h",
+    "lib_team.h",
+    "lib_ties.h",
+    "lib_warp.h",
+    "lib_wide.h",
+];
 
 /// What every kernel is compiled with: sums and products are rounded one by one unless `fmaf` is written, as on the CPU.
-const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--default-device", "--ptxas-options=-v"];
+const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-device", "--ptxas-options=-v"];
 
 /// Options for an architecture.
 pub(super) fn options(sm: u32) -> Vec<String> {

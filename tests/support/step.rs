@@ -5,31 +5,30 @@ use lrmoe::{
     MoeWeights, Tensor,
 };
 
-use crate::support::rng::Rng;
-use crate::text;
+use super::rng::Rng;
 
 /// Sizes of a step.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Size {
-    pub(crate) tokens: usize,
-    pub(crate) hidden: usize,
-    pub(crate) width: usize,
-    pub(crate) experts: usize,
-    pub(crate) top_k: usize,
+pub struct Size {
+    pub tokens: usize,
+    pub hidden: usize,
+    pub width: usize,
+    pub experts: usize,
+    pub top_k: usize,
     /// Of the expert weights.
-    pub(crate) dtype: DType,
+    pub dtype: DType,
 }
 
-pub(crate) const SMALL: Size = Size { tokens: 40, hidden: 16, width: 12, experts: 6, top_k: 2, dtype: DType::F32 };
+pub const SMALL: Size = Size { tokens: 40, hidden: 16, width: 12, experts: 6, top_k: 2, dtype: DType::F32 };
 
 /// Normal values of a seed.
-pub(crate) fn values(seed: u64, len: usize) -> Vec<f32> {
+pub fn values(seed: u64, len: usize) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..len).map(|_| rng.normal() as f32).collect()
 }
 
 /// A layer and its optimizer.
-pub(crate) fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>, AdamW<B>), String> {
+pub fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>, AdamW<B>), String> {
     let config = MoeConfig::new(size.hidden, size.width, size.experts, size.top_k);
     let mut weights = MoeWeights::init(&config, 7, 0.2).map_err(text)?;
     for part in [&mut weights.gate_up, &mut weights.down] {
@@ -43,7 +42,7 @@ pub(crate) fn layer<B: Backend>(backend: &B, size: Size) -> Result<(MoeLayer<B>,
 }
 
 /// Two steps with systematic selection: outputs, input gradients and weights, bit by bit.
-pub(crate) fn bits<B: Backend>(backend: &B, size: Size) -> Result<Vec<u32>, String> {
+pub fn bits<B: Backend>(backend: &B, size: Size) -> Result<Vec<u32>, String> {
     let (mut layer, mut adamw) = layer(backend, size)?;
     let mut all = Vec::new();
     for step in 0..2 {
@@ -71,4 +70,8 @@ pub(crate) fn bits<B: Backend>(backend: &B, size: Size) -> Result<Vec<u32>, Stri
 fn tensor<B: Backend>(backend: &B, seed: u64, size: Size) -> Result<Tensor<B>, String> {
     let host = values(seed, size.tokens * size.hidden);
     Tensor::from_f32(backend, &host, size.tokens, size.hidden).map_err(text)
+}
+
+fn text(error: lrmoe::Error) -> String {
+    error.to_string()
 }
