@@ -4,8 +4,8 @@
 //! stream, so its kernels take their turn with the host's own, and reads and writes the host's memory in place.
 #![allow(clippy::print_stdout, reason = "an example prints what it finds")]
 
-use lrmoe::backend::cuda::cudarc::driver::{CudaContext, DevicePtr};
 use lrmoe::backend::cuda::cuda_devices;
+use lrmoe::backend::cuda::cudarc::driver::{CudaContext, DevicePtr};
 use lrmoe::kernel::RowNorms;
 use lrmoe::{Backend, CudaBackend, CudaOptions, DType, Recording};
 
