@@ -42,6 +42,7 @@ for line in sys.stdin:
     while read -r name path; do cp "$path" "$dir/$name"; done
   rm -rf "$dir/cubins.d"
   "$dir/cubins" "$dir/cubins.d" >"$dir/cubins.txt"
+  LRMOE_CUBIN_DIR="$dir/cubins.d" "$dir/cuda" wrappers::compile
   cp scripts/gpu_torch.py scripts/gpu_check.sh "$dir/"
   if [ -n "${LRMOE_GOLDEN_DIR:-}" ]; then
     rm -rf "$dir/golden.d" && cp -r "$LRMOE_GOLDEN_DIR" "$dir/golden.d"
@@ -77,8 +78,8 @@ run() {
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | tee -a "$out/summary.txt" || missing nvidia-smi
   part devices 30 "$dir/devices"
   # Tests of what a compiler makes were run where the programs were built.
-  part wrappers 60 "$dir/cuda" wrappers
-  part backend 90 "$dir/cuda" --skip wrappers --skip cubins --skip fake
+  part wrappers 60 "$dir/cuda" wrappers --skip wrappers::compile
+  part backend 90 "$dir/cuda" --skip wrappers --skip cubins --skip cache --skip fake
   part conformance 120 "$dir/conformance" ::cuda
   part golden 60 "$dir/golden" ::cuda
   part faults 90 "$dir/layer" fault_ --skip ::cpu --skip ::wgpu

@@ -153,6 +153,9 @@ void lane_ended(Worker& w, u32 warp);
 // Copies that the block left behind.
 void drop_copies(Thread& t);
 
+// Makes faults of kernels on this OS thread failures of their launches.
+void catch_faults();
+
 bool in_shared(const Worker& w, const void* p, u32 bytes);
 
 }  // namespace shim

@@ -343,6 +343,8 @@ void Worker::begin(const Kernel& k, u32 blocks, u32 block_threads, u32 bytes, vo
   now.threads.x = threads;
   now.blocks.x = blocks;
   worker = this;
+  current = nullptr;
+  catch_faults();
 #if defined(SHIM_TSAN)
   main_tsan_ = __tsan_get_current_fiber();
   __tsan_release(&launch_order_);

@@ -13,6 +13,8 @@ pub mod device;
 pub mod fake_cuda;
 pub mod golden;
 pub mod golden_checkpoint;
+#[cfg(feature = "cuda")]
+pub mod kernel_library;
 pub mod layer;
 pub mod linear;
 pub mod oracle;

@@ -1,7 +1,5 @@
 //! Sources of kernels: files of `cuda/`, with their headers put in place, and how they are compiled.
 
-use super::table::Spec;
-
 macro_rules! headers {
     ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../../../cuda/", $name)))),*] };
 }
@@ -50,10 +48,10 @@ pub(super) fn options(sm: u32) -> Vec<String> {
         .collect()
 }
 
-/// The whole text of a kernel's file: each header once, where it is asked for first.
-pub(super) fn text(spec: &Spec) -> String {
+/// The whole text of a file of kernels: each header once, where it is asked for first.
+pub(super) fn text(file: &str, content: &str) -> String {
     let mut text = String::new();
-    expand(&format!("{}.cu", spec.file), spec.text, &mut Vec::new(), &mut text);
+    expand(&format!("{file}.cu"), content, &mut Vec::new(), &mut text);
     text
 }
 
