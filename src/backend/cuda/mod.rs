@@ -50,6 +50,7 @@ pub use cudarc;
 use cudarc::driver::CudaStream;
 pub use driver::{CudaDevice, cuda_devices};
 use exec::Exec;
+pub use kernels::gemm::Operands;
 use modules::Modules;
 
 use super::bytes::poison_bits;
@@ -75,6 +76,8 @@ pub struct CudaOptions {
     pub checks: bool,
     /// Take the time of each command.
     pub timings: bool,
+    /// What grouped GEMMs make of f32 operands.
+    pub operands: Operands,
     /// How long a wait may take before it is an error.
     pub time_limit: Duration,
     /// Directory of [`build_cubins`]; what `LRMOE_CUBIN_DIR` names where absent.
@@ -91,6 +94,7 @@ impl Default for CudaOptions {
             poison: false,
             checks: true,
             timings: false,
+            operands: Operands::Full,
             time_limit: Duration::from_secs(60),
             cubin_dir: None,
             cache_dir: None,
