@@ -67,7 +67,8 @@ pub fn units(kernels: &[CudaKernel]) -> Vec<Unit> {
 /// The library that cargo has built beside this program.
 fn library() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(text)?;
-    let directories = program.ancestors().skip(1).take(2).flat_map(|directory| [directory.join("deps"), directory.into()]);
+    let directories =
+        program.ancestors().skip(1).take(2).flat_map(|directory| [directory.join("deps"), directory.into()]);
     let found = directories.map(|directory| directory.join("liblrmoe_fake_cuda.so")).find(|path| path.exists());
     found.ok_or_else(|| "liblrmoe_fake_cuda.so is not beside this program; it is for Linux only".into())
 }
@@ -101,7 +102,11 @@ fn check_loaded(sanitizer: Sanitizer) -> Result<(), String> {
     };
     // SAFETY: the symbol is only looked for.
     let found = unsafe { Library::this().get::<unsafe extern "C" fn()>(symbol) }.is_ok();
-    if found { Ok(()) } else { Err(format!("{sanitizer:?} sanitizer: it has to be preloaded, as scripts/cuda_sanitize.sh does")) }
+    if found {
+        Ok(())
+    } else {
+        Err(format!("{sanitizer:?} sanitizer: it has to be preloaded, as scripts/cuda_sanitize.sh does"))
+    }
 }
 
 impl Fake {
