@@ -22,7 +22,7 @@ DEV void store_rounded(f32*, u64, const f32 (&)[N]) {}
 
 template <class W>
 DEV void store_rounded(W* weight, u64 i, const f32 (&w)[N]) {
-  write_once(as_pack<N>(weight + i), pack<W>(w));
+  write_once(as_pack<N>(weight + i), packed<W>(w));
 }
 
 // `exact` is what is stepped: the master weights, or the weights where there are none.
@@ -30,15 +30,15 @@ template <class W>
 DEV void adamw(const f32* grad, W* weight, f32* exact, f32* m, f32* v, u64 len, const Step& step) {
   u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   u64 threads = (u64)gridDim.x * blockDim.x;
-  u64 packed = 0;
+  u64 whole = 0;
   if (begins_packs<N>(grad) && begins_packs<N>(weight) && begins_packs<N>(exact) && begins_packs<N>(m) && begins_packs<N>(v)) {
-    packed = len / N * N;
+    whole = len / N * N;
     u64 first = (blockIdx.x * (u64)blockDim.x * PACKS + threadIdx.x) * N;
-    for (; first < packed; first += threads * PACKS * N) {
+    for (; first < whole; first += threads * PACKS * N) {
       Vec16 pg[PACKS], pw[PACKS], pm[PACKS], pv[PACKS];
       for (u32 p = 0; p < PACKS; p++) {
         u64 i = first + p * blockDim.x * N;
-        if (i >= packed) continue;
+        if (i >= whole) continue;
         pg[p] = load_once(as_pack<N>(grad + i));
         pw[p] = *as_pack<N>(exact + i);
         pm[p] = *as_pack<N>(m + i);
@@ -46,21 +46,21 @@ DEV void adamw(const f32* grad, W* weight, f32* exact, f32* m, f32* v, u64 len, 
       }
       for (u32 p = 0; p < PACKS; p++) {
         u64 i = first + p * blockDim.x * N;
-        if (i >= packed) continue;
+        if (i >= whole) continue;
         f32 g[N], w[N], x[N], y[N];
         unpack<f32>(pg[p], g);
         unpack<f32>(pw[p], w);
         unpack<f32>(pm[p], x);
         unpack<f32>(pv[p], y);
         for (u32 e = 0; e < N; e++) w[e] = advance(step, w[e], g[e], x[e], y[e]);
-        store_once(as_pack<N>(exact + i), pack<f32>(w));
-        store_once(as_pack<N>(m + i), pack<f32>(x));
-        store_once(as_pack<N>(v + i), pack<f32>(y));
+        store_once(as_pack<N>(exact + i), packed<f32>(w));
+        store_once(as_pack<N>(m + i), packed<f32>(x));
+        store_once(as_pack<N>(v + i), packed<f32>(y));
         store_rounded(weight, i, w);
       }
     }
   }
-  for (u64 i = packed + thread; i < len; i += threads) {
+  for (u64 i = whole + thread; i < len; i += threads) {
     f32 x = m[i], y = v[i];
     f32 w = advance(step, exact[i], grad[i], x, y);
     m[i] = x;

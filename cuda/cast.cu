@@ -9,25 +9,25 @@ DEV void cast(const S* src, D* dst, u64 len) {
   constexpr u32 N = Together<S, D>::count;
   u64 thread = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   u64 threads = (u64)gridDim.x * blockDim.x;
-  u64 packed = 0;
+  u64 whole = 0;
   if (begins_packs<N>(src) && begins_packs<N>(dst)) {
-    packed = len / N * N;
+    whole = len / N * N;
     u64 first = (blockIdx.x * (u64)blockDim.x * PACKS + threadIdx.x) * N;
-    for (; first < packed; first += threads * PACKS * N) {
+    for (; first < whole; first += threads * PACKS * N) {
       Pack<S, N> v[PACKS];
       for (u32 p = 0; p < PACKS; p++) {
         u64 i = first + p * blockDim.x * N;
-        if (i < packed) v[p] = read_once(as_pack<N>(src + i));
+        if (i < whole) v[p] = read_once(as_pack<N>(src + i));
       }
       for (u32 p = 0; p < PACKS; p++) {
         u64 i = first + p * blockDim.x * N;
         f32 x[N];
         unpack<S>(v[p], x);
-        if (i < packed) write_once(as_pack<N>(dst + i), pack<D>(x));
+        if (i < whole) write_once(as_pack<N>(dst + i), packed<D>(x));
       }
     }
   }
-  for (u64 i = packed + thread; i < len; i += threads) dst[i] = from_f32<D>(to_f32(src[i]));
+  for (u64 i = whole + thread; i < len; i += threads) dst[i] = from_f32<D>(to_f32(src[i]));
 }
 
 #define INSTANCE(S, D) \

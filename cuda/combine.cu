@@ -58,15 +58,13 @@ DEV void combine_packs(const Slots& slots, u64 pair, u64 first, u32 left, f32* t
   }
   for (u32 p = 0; p < PACKS; p++) {
     u32 c = (p * spans.size + spans.lane) * N;
-    if (c < left) store_once(as_pack<N>(to + c), pack<f32>(sum[p]));
+    if (c < left) store_once(as_pack<N>(to + c), packed<f32>(sum[p]));
   }
 }
 
 DEV void combine_elements(const Slots& slots, u64 pair, u64 first, u32 left, f32* to, const Spans& spans) {
-#pragma unroll 1
   for (u32 c = spans.lane; c < left; c += spans.size) {
     f32 sum = slots.accumulate ? to[c] : 0.0f;
-#pragma unroll 1
     for (u32 slot = 0; slot < slots.top_k; slot++) {
       const f32* from = row_at(slots, pair + slot);
       if (from) sum += weight_at(slots, pair + slot) * from[first + c];
@@ -79,14 +77,14 @@ KERNEL(256) combine(const f32* rows, const u32* row_of_pair, const f32* weights,
                     u32 top_k, u32 accumulate, u32 spans_per_row, u32 team) {
   Slots slots{rows, row_of_pair, weights, stored, cols, top_k, accumulate != 0};
   Spans spans = spans_of(tokens, spans_per_row, team);
-  bool packed = in_packs<N>(rows, cols) && in_packs<N>(out, cols);
+  bool aligned = in_packs<N>(rows, cols) && in_packs<N>(out, cols);
   u32 width = team * PACKS * N;
   for (u64 span = spans.first; span < spans.all; span += spans.step) {
     u64 token = divide(span, spans_per_row);
     u64 first = (span - token * spans_per_row) * width;
     u32 left = left_of(cols, first, width);
     f32* to = out + at(token, cols, first);
-    if (packed)
+    if (aligned)
       combine_packs(slots, token * top_k, first, left, to, spans);
     else
       combine_elements(slots, token * top_k, first, left, to, spans);

@@ -130,6 +130,24 @@ DEV bf16 to_bf16(f32 x) {
   return y;
 }
 
+// Two numbers to nearest even, the first in the low half.
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+DEV u32 pack(f32 low, f32 high, bf16) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+DEV u32 pack(f32 low, f32 high, f16) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+#else
+DEV u32 pack(f32 low, f32 high, bf16) { return to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
+DEV u32 pack(f32 low, f32 high, f16) { return to_f16(low).bits | (u32)to_f16(high).bits << 16; }
+#endif
+
 DEV f32 convert(f32 x, f32) { return x; }
 DEV bf16 convert(f32 x, bf16) { return to_bf16(x); }
 DEV f16 convert(f32 x, f16) { return to_f16(x); }

@@ -10,7 +10,7 @@ DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst,
                      u32 spans_per_row, u32 team) {
   constexpr u32 N = Together<T>::count;
   Spans spans = spans_of(rows, spans_per_row, team);
-  bool packed = in_packs<N>(src, cols) && in_packs<N>(dst, cols);
+  bool aligned = in_packs<N>(src, cols) && in_packs<N>(dst, cols);
   u32 begin = offsets[0];
   u32 end = offsets[groups];
   u32 width = team * PACKS * N;
@@ -21,7 +21,7 @@ DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst,
     u32 left = left_of(cols, first, width);
     const T* from = src + at(index[row] / index_div, cols, first);
     T* to = dst + at(row, cols, first);
-    if (packed) {
+    if (aligned) {
       Vec16 v[PACKS];
       for (u32 p = 0; p < PACKS; p++) {
         u32 c = (p * team + spans.lane) * N;

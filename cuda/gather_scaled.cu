@@ -10,7 +10,7 @@ DEV void gather_scaled(const S* src, const u32* index, const f32* scale, const u
                        u32 index_div, u32 groups, u32 spans_per_row, u32 team) {
   constexpr u32 N = Together<f32>::count;
   Spans spans = spans_of(rows, spans_per_row, team);
-  bool packed = in_packs<N>(src, cols) && in_packs<N>(dst, cols);
+  bool aligned = in_packs<N>(src, cols) && in_packs<N>(dst, cols);
   u32 begin = offsets[0];
   u32 end = offsets[groups];
   u32 width = team * PACKS * N;
@@ -22,7 +22,7 @@ DEV void gather_scaled(const S* src, const u32* index, const f32* scale, const u
     const S* from = src + at(index[row] / index_div, cols, first);
     f32* to = dst + at(row, cols, first);
     f32 factor = scale[row];
-    if (packed) {
+    if (aligned) {
       Pack<S, N> v[PACKS];
       for (u32 p = 0; p < PACKS; p++) {
         u32 c = (p * team + spans.lane) * N;
@@ -33,7 +33,7 @@ DEV void gather_scaled(const S* src, const u32* index, const f32* scale, const u
         f32 x[N];
         unpack<S>(v[p], x);
         for (u32 i = 0; i < N; i++) x[i] = factor * x[i];
-        if (c < left) store_once(as_pack<N>(to + c), pack<f32>(x));
+        if (c < left) store_once(as_pack<N>(to + c), packed<f32>(x));
       }
     } else {
       for (u32 c = spans.lane; c < left; c += team) to[c] = factor * to_f32(from[c]);

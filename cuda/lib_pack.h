@@ -1,5 +1,6 @@
 // Elements that a thread moves at once: 16 bytes of the widest type that a kernel moves together, and as many elements of the
 // others. Values are f32.
+#pragma once
 #include "dev.h"
 
 struct alignas(8) Vec8 { u32 word[2]; };
@@ -51,20 +52,20 @@ DEV void unpack(const V& v, f32 (&x)[N]) {
   for (u32 i = 0; i < N; i++) x[i] = value_of(v, i, T{});
 }
 
-template <u32 N, class V>
-DEV void pack_as(V& v, const f32 (&x)[N], f32) {
+template <u32 N>
+DEV void put_values(Vec16& v, const f32 (&x)[N], f32) {
   for (u32 i = 0; i < N; i++) v.word[i] = f32_bits(x[i]);
 }
 
 template <u32 N, class V, class H>
-DEV void pack_as(V& v, const f32 (&x)[N], H) {
-  for (u32 i = 0; i < N; i += 2) v.word[i / 2] = from_f32<H>(x[i]).bits | (u32)from_f32<H>(x[i + 1]).bits << 16;
+DEV void put_values(V& v, const f32 (&x)[N], H) {
+  for (u32 i = 0; i < N; i += 2) v.word[i / 2] = pack(x[i], x[i + 1], H{});
 }
 
 template <class T, u32 N>
-DEV Pack<T, N> pack(const f32 (&x)[N]) {
+DEV Pack<T, N> packed(const f32 (&x)[N]) {
   Pack<T, N> v;
-  pack_as(v, x, T{});
+  put_values(v, x, T{});
   return v;
 }
 
@@ -74,10 +75,10 @@ template <class V, class H>
 DEV void put_bits(V& v, u32 i, H x) { v.word[i / 2] |= (u32)x.bits << (i % 2 * 16); }
 
 // N elements of a row from column c on; zeros from `cols` on.
-template <bool packed, u32 N, class T>
+template <bool aligned, u32 N, class T>
 DEV Pack<T, N> read_pack(const T* row, u32 c, u32 cols) {
   Pack<T, N> v{};
-  if (packed) {
+  if (aligned) {
     if (c < cols) v = read_once(as_pack<N>(row + c));
   } else {
     for (u32 i = 0; i < N; i++)
@@ -87,10 +88,10 @@ DEV Pack<T, N> read_pack(const T* row, u32 c, u32 cols) {
 }
 
 // Writes them to a row of f32; nothing from `cols` on.
-template <bool packed, u32 N>
+template <bool aligned, u32 N>
 DEV void write_values(f32* row, u32 c, u32 cols, const f32 (&x)[N]) {
-  if (packed) {
-    if (c < cols) *as_pack<N>(row + c) = pack<f32>(x);
+  if (aligned) {
+    if (c < cols) *as_pack<N>(row + c) = packed<f32>(x);
   } else {
     for (u32 i = 0; i < N; i++)
       if (c + i < cols) row[c + i] = x[i];

@@ -1,5 +1,6 @@
 // Stable counting sort of pairs by expert. Warps have segments of pairs; `table`, experts by segments, has how many pairs of each
 // segment go to each expert, and later where the first of them goes among the expert's.
+#pragma once
 #include "dev.h"
 
 // Lanes of the warp with the same id, and none for ids that are not sorted. `bits` tell all ids apart.

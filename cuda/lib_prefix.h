@@ -1,4 +1,5 @@
 // Sums over the threads of a block in front of one, and what they need to know of each other in a warp.
+#pragma once
 #include "dev.h"
 
 // Sum of the values of the block's threads in front of this one; `all` of all. `shared` has a word for each warp.

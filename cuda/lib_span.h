@@ -1,5 +1,6 @@
 // Rows that are worked on column by column: teams of threads of one size, a power of two, take spans of columns, several for a
 // long row.
+#pragma once
 #include "dev.h"
 
 struct Spans {

@@ -1,20 +1,9 @@
-// The logistic function and what SwiGLU makes of it.
+// SwiGLU of two numbers, in the order of operations of the CPU.
+#pragma once
 #include "dev.h"
+#include "lib_math.h"
 
-// `sigmoid(x)` and `1 - sigmoid(x)`, neither by a difference.
-struct SigmoidPair {
-  f32 value;
-  f32 rest;
-};
-
-DEV SigmoidPair sigmoid_pair(f32 x) {
-  f32 e = expf(-fabsf(x));
-  f32 small = e / (1.0f + e);
-  f32 large = 1.0f / (1.0f + e);
-  return x < 0.0f ? SigmoidPair{small, large} : SigmoidPair{large, small};
-}
-
-DEV f32 swiglu_of(f32 a, f32 b) { return a * sigmoid_pair(a).value * b; }
+DEV f32 swiglu_of(f32 a, f32 b) { return a * sigmoid_of(a) * b; }
 
 struct SwigluBackward {
   f32 h;
@@ -24,7 +13,7 @@ struct SwigluBackward {
 
 // `su` is the upstream gradient of h, scaled.
 DEV SwigluBackward swiglu_backward_of(f32 a, f32 b, f32 su) {
-  SigmoidPair s = sigmoid_pair(a);
-  f32 silu = a * s.value;
-  return SwigluBackward{silu * b, su * b * (s.value * (1.0f + a * s.rest)), su * silu};
+  f32 s = sigmoid_of(a);
+  f32 silu = a * s;
+  return SwigluBackward{silu * b, su * b * (s * (1.0f + a * (1.0f - s))), su * silu};
 }

@@ -1,5 +1,6 @@
 // Rows that are summed up, each by a team of threads: a warp or a block, as the number of columns asks for. The order of a sum
 // depends on the team's size alone.
+#pragma once
 #include "dev.h"
 
 // Threads of a block.

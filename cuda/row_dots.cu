@@ -5,7 +5,7 @@
 // Packs of each row that a thread has under way.
 #define PACKS 2
 
-template <class A, class B, bool packed>
+template <class A, class B, bool aligned>
 DEV f64 dot_of(const A* a, const B* b, u64 cols, const Team& team) {
   constexpr u32 N = Together<A, B>::count;
   u32 batch = team.size * PACKS * N;
@@ -16,8 +16,8 @@ DEV f64 dot_of(const A* a, const B* b, u64 cols, const Team& team) {
     Pack<B, N> w[PACKS];
     for (u32 p = 0; p < PACKS; p++) {
       u32 c = (p * team.size + team.lane) * N;
-      v[p] = read_pack<packed, N>(a + first, c, left);
-      w[p] = read_pack<packed, N>(b + first, c, left);
+      v[p] = read_pack<aligned, N>(a + first, c, left);
+      w[p] = read_pack<aligned, N>(b + first, c, left);
     }
     for (u32 p = 0; p < PACKS; p++) {
       f32 x[N], y[N];
@@ -34,7 +34,7 @@ DEV void row_dots(const A* a, const B* b, const u32* b_index, f32* dot, u64 rows
   constexpr u32 N = Together<A, B>::count;
   DYN_SHARED(f64, shared);
   Team team = team_of(size);
-  bool packed = in_packs<N>(a, cols) && in_packs<N>(b, cols);
+  bool aligned = in_packs<N>(a, cols) && in_packs<N>(b, cols);
   for (u64 i = team.first; i < rows; i += team.step) {
     u64 row = i;
     if (b_index) row = b_index[i];
@@ -42,7 +42,7 @@ DEV void row_dots(const A* a, const B* b, const u32* b_index, f32* dot, u64 rows
     if (!(b_index && row == NONE) && row < stored) {
       const A* x = a + at(a_div == 1 ? i : i / a_div, cols, 0);
       const B* y = b + at(row, cols, 0);
-      sum = packed ? dot_of<A, B, true>(x, y, cols, team) : dot_of<A, B, false>(x, y, cols, team);
+      sum = aligned ? dot_of<A, B, true>(x, y, cols, team) : dot_of<A, B, false>(x, y, cols, team);
     }
     sum = team_sum(team, sum, shared);
     if (team.lane == 0) dot[i] = (f32)sum;

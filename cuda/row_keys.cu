@@ -28,7 +28,7 @@ struct Rows {
   u64 first;
   u64 all;
   u64 cols;
-  bool packed;
+  bool aligned;
 };
 
 // The tile's rows from a column on, as they lie in memory.
@@ -42,7 +42,7 @@ DEV void fetch(Pack<T, N> (&v)[PACKS], const T* x, const Rows& rows, u64 first) 
     const T* from = x + at(row, rows.cols, first);
     v[p] = Pack<T, N>{};
     if (row >= rows.all) continue;
-    v[p] = rows.packed ? read_pack<true, N>(from, c, left) : read_pack<false, N>(from, c, left);
+    v[p] = rows.aligned ? read_pack<true, N>(from, c, left) : read_pack<false, N>(from, c, left);
   }
 }
 

@@ -5,7 +5,7 @@
 // Packs that a thread has under way.
 #define PACKS 4
 
-template <class T, bool packed>
+template <class T, bool aligned>
 DEV f64 squares_of(const T* row, u64 cols, const Team& team) {
   constexpr u32 N = Together<T>::count;
   u32 batch = team.size * PACKS * N;
@@ -13,7 +13,7 @@ DEV f64 squares_of(const T* row, u64 cols, const Team& team) {
   for (u64 first = 0; first < cols; first += batch) {
     u32 left = left_of(cols, first, batch);
     Pack<T, N> v[PACKS];
-    for (u32 p = 0; p < PACKS; p++) v[p] = read_pack<packed, N>(row + first, (p * team.size + team.lane) * N, left);
+    for (u32 p = 0; p < PACKS; p++) v[p] = read_pack<aligned, N>(row + first, (p * team.size + team.lane) * N, left);
     for (u32 p = 0; p < PACKS; p++) {
       f32 x[N];
       unpack<T>(v[p], x);
@@ -27,10 +27,10 @@ template <class T>
 DEV void row_norms(const T* x, f32* norm, u64 rows, u64 cols, u32 size) {
   DYN_SHARED(f64, shared);
   Team team = team_of(size);
-  bool packed = in_packs<Together<T>::count>(x, cols);
+  bool aligned = in_packs<Together<T>::count>(x, cols);
   for (u64 row = team.first; row < rows; row += team.step) {
     const T* from = x + at(row, cols, 0);
-    f64 sum = packed ? squares_of<T, true>(from, cols, team) : squares_of<T, false>(from, cols, team);
+    f64 sum = aligned ? squares_of<T, true>(from, cols, team) : squares_of<T, false>(from, cols, team);
     sum = team_sum(team, sum, shared);
     if (team.lane == 0) norm[row] = norm_of(sum);
   }

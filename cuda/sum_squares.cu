@@ -10,13 +10,13 @@ KERNEL(256) sum_squares(const f32* x, f32* partial, u64 len) {
   DYN_SHARED(f64, sums);
   u32* maxima = reinterpret_cast<u32*>(sums + TEAM_BLOCK / 32);
   Team team = team_of(TEAM_BLOCK);
-  bool packed = begins_packs<N>(x);
+  bool aligned = begins_packs<N>(x);
   u64 blocks = (len + ELEMENTS - 1) / ELEMENTS;
   for (u64 block = team.first; block < blocks; block += team.step) {
     const f32* from = x + block * ELEMENTS;
     u32 left = left_of(len, block * ELEMENTS, ELEMENTS);
     Vec16 v[PACKS];
-    if (packed && left == ELEMENTS) {
+    if (aligned && left == ELEMENTS) {
       for (u32 p = 0; p < PACKS; p++) v[p] = load_once(as_pack<N>(from + (p * TEAM_BLOCK + team.lane) * N));
     } else {
       for (u32 p = 0; p < PACKS; p++) v[p] = read_pack<false, N>(from, (p * TEAM_BLOCK + team.lane) * N, left);

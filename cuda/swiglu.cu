@@ -8,7 +8,7 @@
 
 #define N 4
 
-template <bool packed>
+template <bool aligned>
 DEV f64 swiglu_row(const f32* a, f32* h, u64 width, const Team& team) {
   const f32* b = a + width;
   u32 batch = team.size * PACKS * N;
@@ -18,8 +18,8 @@ DEV f64 swiglu_row(const f32* a, f32* h, u64 width, const Team& team) {
     Vec16 va[PACKS], vb[PACKS];
     for (u32 p = 0; p < PACKS; p++) {
       u32 c = (p * team.size + team.lane) * N;
-      va[p] = read_pack<packed, N>(a + first, c, left);
-      vb[p] = read_pack<packed, N>(b + first, c, left);
+      va[p] = read_pack<aligned, N>(a + first, c, left);
+      vb[p] = read_pack<aligned, N>(b + first, c, left);
     }
     for (u32 p = 0; p < PACKS; p++) {
       f32 x[N], y[N];
@@ -29,7 +29,7 @@ DEV f64 swiglu_row(const f32* a, f32* h, u64 width, const Team& team) {
         x[i] = swiglu_of(x[i], y[i]);
         squares = fma((f64)x[i], (f64)x[i], squares);
       }
-      write_values<packed>(h + first, (p * team.size + team.lane) * N, left, x);
+      write_values<aligned>(h + first, (p * team.size + team.lane) * N, left, x);
     }
   }
   return squares;
@@ -38,12 +38,12 @@ DEV f64 swiglu_row(const f32* a, f32* h, u64 width, const Team& team) {
 KERNEL(256) swiglu(const f32* ab, const u32* offsets, f32* h, f32* norm, u64 rows, u64 width, u32 groups, u32 size) {
   DYN_SHARED(f64, shared);
   Team team = team_of(size);
-  bool packed = in_packs<N>(ab, width) && in_packs<N>(h, width);
+  bool aligned = in_packs<N>(ab, width) && in_packs<N>(h, width);
   u64 end = min((u64)offsets[groups], rows);
   for (u64 row = team.first; row < end; row += team.step) {
     const f32* from = ab + at(row, 2 * width, 0);
     f32* to = h + at(row, width, 0);
-    f64 squares = packed ? swiglu_row<true>(from, to, width, team) : swiglu_row<false>(from, to, width, team);
+    f64 squares = aligned ? swiglu_row<true>(from, to, width, team) : swiglu_row<false>(from, to, width, team);
     squares = team_sum(team, squares, shared);
     if (team.lane == 0) norm[row] = norm_of(squares);
   }

@@ -5,7 +5,7 @@ use lrmoe::backend::{OnBackend, choose};
 use lrmoe::{AdamW, AdamWConfig, Backend, ForwardContext, LayerOptions, MoeConfig, MoeLayer, MoeWeights, Tensor};
 
 fn main() -> Result<(), String> {
-    // auto, cpu, wgpu, wgpu:1 or wgpu:radeon; a program for one kind of device names it: `CpuBackend::new()`.
+    // auto, cpu, cuda, cuda:1, wgpu, wgpu:1 or wgpu:radeon; a program for one kind of device names it: `CpuBackend::new()`.
     let device = std::env::args().nth(1).unwrap_or_else(|| "auto".into());
     let backend = choose(&device).and_then(|choice| choice.open()).map_err(|error| error.to_string())?;
     println!("on {}", backend.caps().device);

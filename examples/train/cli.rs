@@ -27,7 +27,7 @@ pub(crate) const HEAD_DIM: usize = 32;
 #[command(name = "train", verbatim_doc_comment)]
 pub(crate) struct Options {
     /// Device of the MoE layers; says why faster ones were refused
-    #[arg(long, value_name = "auto|cpu|wgpu[:N|:NAME]", default_value = "auto")]
+    #[arg(long, value_name = "auto|cpu|cuda[:N]|wgpu[:N|:NAME]", default_value = "auto")]
     pub(crate) device: String,
     /// Pairs that are back-propagated: a fraction, or as few as add THETA times the batch's own noise [with --ranks also
     /// A..B over the run, or one value a layer with commas]

@@ -92,6 +92,8 @@ fn gathers() -> Vec<Case> {
         Gather { dtype: F16, cols: 1, first: 1, spare: 1, div: 3, ..g("f16 with one column", &[3, 2]) },
         Gather { dtype: BF16, scale: true, ..g("scaled bf16 gives f32", &[3, 2]) },
         Gather { dtype: F16, scale: true, ..g("scaled f16 gives f32", &[3, 2]) },
+        Gather { dtype: BF16, cols: 4104, spare: 1, ..g("wide bf16", &[3]) },
+        Gather { cols: 1100, scale: true, ..g("wide and scaled", &[3]) },
         Gather { first: 2, spare: 2, scale: true, ..g("first offset above zero", &[3, 2]) },
         Gather { cols: 1, ..g("one row", &[1]) },
         Gather { spare: 3, ..g("no rows", &[0, 0]) },
@@ -226,6 +228,7 @@ fn combines() -> Vec<Case> {
         Sum { none: 4, ..s("NONE adds nothing", 9, 3, 7, 40) },
         Sum { none: 10, ..s("a token without rows gets zeros", 3, 2, 5, 4) },
         Sum { none: 10, accumulate: true, ..s("a token without rows stays when accumulating", 3, 2, 5, 4) },
+        Sum { none: 2, ..s("wide", 3, 6, 1100, 9) },
         Sum { weights: false, ..s("no weights", 6, 2, 8, 20) },
         Sum { index: false, ..s("row t itself", 6, 1, 8, 6) },
         Sum { index: false, weights: false, accumulate: true, ..s("add rows", 6, 1, 8, 7) },
@@ -292,7 +295,7 @@ fn row_norms() -> Vec<Case> {
     };
     let mut rng = Rng::new(44);
     let mut random = |len| normals(&mut rng, len);
-    let (a, b, c) = (random(40 * 9), random(300 * 65), random(12 * 33));
+    let (a, b, c, wide) = (random(40 * 9), random(300 * 65), random(12 * 33), random(2 * 8200));
     let special = [
         [0.0, -0.0, 0.0],
         [f32::NAN, 1.0, 2.0],
@@ -310,6 +313,7 @@ fn row_norms() -> Vec<Case> {
         build("large", 65, F32, &b),
         build("bf16", 33, BF16, &c),
         build("f16", 33, F16, &c),
+        build("wide", 8200, F32, &wide),
         build("one element", 1, F32, &[-2.0]),
         build("no rows", 4, F32, &[]),
         build("special values stay in their row", 3, F32, special.as_flattened()),
@@ -340,6 +344,7 @@ fn row_dots() -> Vec<Case> {
         Dots { div: 3, index: true, none: 4, ..d("divisor, index and NONE", 10, 7) },
         Dots { types: (BF16, F32), ..d("bf16 by f32", 5, 9) },
         Dots { types: (F16, BF16), index: true, ..d("f16 by bf16", 5, 9) },
+        Dots { types: (BF16, BF16), ..d("wide bf16", 2, 8200) },
         Dots { index: true, none: 10, ..d("all NONE", 4, 3) },
         d("one", 1, 1),
         d("none", 0, 5),

@@ -37,6 +37,7 @@ fn shapes() -> Vec<Shape> {
         Shape { spare: 3, index: true, ..s("no multiple of four, spare rows, index", &[3, 1], 7) },
         Shape { scale: false, ..s("no scale", &[4, 2], 5) },
         Shape { index: true, ..s("wide", &[3], 1000) },
+        Shape { spare: 1, ..s("wider", &[2], 8196) },
         s("one row", &[1], 1),
         s("no rows", &[0, 0], 4),
         Shape { spare: 2, ..s("no groups but spare rows", &[], 4) },

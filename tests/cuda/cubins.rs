@@ -27,7 +27,7 @@ fn cubins() -> Result<&'static [Cubin], String> {
 }
 
 /// Why nothing can be compiled; what a kernel's text causes is not a reason.
-fn no_nvrtc() -> Option<String> {
+pub(crate) fn no_nvrtc() -> Option<String> {
     match build_cubins(None, &[]) {
         Ok(_) => None,
         Err(error) => Some(support::cuda::absent(&error.to_string())),
@@ -160,7 +160,7 @@ fn disassemble(cubin: &Cubin) -> Result<BTreeMap<String, Vec<String>>, String> {
             name = section.to_owned();
         }
         if let Some((_, code)) = line.split_once("*/") {
-            let instruction = code.trim_start().trim_start_matches(|c| c == '@' || c == '!').to_owned();
+            let instruction = code.trim_start().trim_start_matches(['@', '!']).to_owned();
             kernels.entry(name.clone()).or_insert_with(Vec::new).push(instruction);
         }
     }

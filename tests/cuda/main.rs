@@ -1,6 +1,8 @@
 //! What the CUDA backend does beside running kernels: compiled kernels, hosts' streams, memory, failures. One trial each,
 //! ignored with the reason where what it needs is not here.
 
+#![allow(clippy::print_stdout, reason = "a child process tells what it sees")]
+
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use lrmoe::{CudaBackend, CudaOptions};
 
@@ -9,14 +11,24 @@ mod support;
 
 mod cache;
 mod cubins;
+mod failures;
 mod host;
 mod memory;
+mod wrappers;
 
 use support::outcome::{Outcome, text};
 
 fn main() -> std::process::ExitCode {
+    if let Some(report) = failures::child() {
+        println!("{report}");
+        return std::process::ExitCode::SUCCESS;
+    }
     let arguments = Arguments::from_args();
-    let trials = [cubins::trials(), cache::trials(), host::trials(), memory::trials()].into_iter().flatten().collect();
+    let trials =
+        [cubins::trials(), failures::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
+            .into_iter()
+            .flatten()
+            .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -39,7 +39,7 @@ impl Cubins {
     /// # Errors
     /// [`Error::Compile`] where it is neither there nor can be made, with the reason.
     pub(super) fn get(&self, spec: &Spec) -> Result<Vec<u8>> {
-        let text = source::text(spec);
+        let text = source::text(spec.file, spec.text);
         if let Some(cubin) = self.carried(spec, &text) {
             return Ok(cubin);
         }
@@ -165,13 +165,13 @@ pub struct Cubin {
 /// # Errors
 /// [`Error::Unsupported`] without NVRTC, [`Error::Compile`] with the compiler's output, [`Error::Input`] for a directory that cannot be written.
 pub fn build_cubins(directory: Option<&Path>, archs: &[u32]) -> Result<Vec<Cubin>> {
-    let nvrtc = Nvrtc::get().map_err(|why| Error::Unsupported { what: "compiling CUDA kernels".into(), why })?;
+    let nvrtc = nvrtc()?;
     let mut files: Vec<&Spec> = super::kernels::specs().collect();
     files.sort_by_key(|spec| spec.file);
     files.dedup_by_key(|spec| spec.file);
     let mut cubins = Vec::new();
     for spec in files {
-        let text = source::text(spec);
+        let text = source::text(spec.file, spec.text);
         for &sm in archs {
             let options = source::options(sm);
             let compiled = nvrtc.compile(spec.file, &text, &options)?;
@@ -194,6 +194,19 @@ pub fn build_cubins(directory: Option<&Path>, archs: &[u32]) -> Result<Vec<Cubin
         }
     }
     Ok(cubins)
+}
+
+/// Compiles a text of kernels of someone's own, which may include `dev.h` and the other headers of `cuda/`.
+///
+/// # Errors
+/// As [`build_cubins`].
+pub fn compile_cubin(file: &str, text: &str, sm: u32) -> Result<Cubin> {
+    let compiled = nvrtc()?.compile(file, &source::text(file, text), &source::options(sm))?;
+    Ok(Cubin { file: file.to_owned(), sm, image: compiled.cubin, kernels: usage(&compiled.log), path: None })
+}
+
+fn nvrtc() -> Result<&'static Nvrtc> {
+    Nvrtc::get().map_err(|why| Error::Unsupported { what: "compiling CUDA kernels".into(), why })
 }
 
 /// Reads `--ptxas-options=-v`.

@@ -45,7 +45,7 @@ use buffer::Memory;
 use checks::Pending;
 use context::{Context, Event};
 use cubins::Cubins;
-pub use cubins::{CUBIN_ARCHS, Cubin, KernelUsage, build_cubins};
+pub use cubins::{CUBIN_ARCHS, Cubin, KernelUsage, build_cubins, compile_cubin};
 pub use cudarc;
 use cudarc::driver::CudaStream;
 pub use driver::{CudaDevice, cuda_devices};

@@ -1,16 +1,35 @@
 //! Sources of kernels: files of `cuda/`, with their headers put in place, and how they are compiled.
 
-use super::table::Spec;
+macro_rules! headers {
+    ($($name:literal),* $(,)?) => { &[$(($name, include_str!(concat!("../../../cuda/", $name)))),*] };
+}
 
 /// Headers of `cuda/`.
-const HEADERS: &[(&str, &str)] = &[
-    ("dev.h", include_str!("../../../cuda/dev.h")),
-    ("lib_pack.h", include_str!("../../../cuda/lib_pack.h")),
-    ("lib_permute.h", include_str!("../../../cuda/lib_permute.h")),
-    ("lib_prefix.h", include_str!("../../../cuda/lib_prefix.h")),
-    ("lib_span.h", include_str!("../../../cuda/lib_span.h")),
-    ("lib_swiglu.h", include_str!("../../../cuda/lib_swiglu.h")),
-    ("lib_team.h", include_str!("../../../cuda/lib_team.h")),
+const HEADERS: &[(&str, &str)] = headers![
+    "dev.h",
+    "lib_circle.h",
+    "lib_demand.h",
+    "lib_digits.h",
+    "lib_list.h",
+    "lib_math.h",
+    "lib_pack.h",
+    "lib_permute.h",
+    "lib_philox.h",
+    "lib_place.h",
+    "lib_plan.h",
+    "lib_prefix.h",
+    "lib_ranges.h",
+    "lib_segment.h",
+    "lib_size.h",
+    "lib_softmax.h",
+    "lib_span.h",
+    "lib_stats.h",
+    "lib_swiglu.h",
+    "lib_tally.h",
+    "lib_team.h",
+    "lib_ties.h",
+    "lib_warp.h",
+    "lib_wide.h",
 ];
 
 /// What every kernel is compiled with: sums and products are rounded one by one unless `fmaf` is written, as on the CPU.
@@ -23,10 +42,10 @@ pub(super) fn options(sm: u32) -> Vec<String> {
         .collect()
 }
 
-/// The whole text of a kernel's file: each header once, where it is asked for first.
-pub(super) fn text(spec: &Spec) -> String {
+/// The whole text of a file of kernels: each header once, where it is asked for first.
+pub(super) fn text(file: &str, content: &str) -> String {
     let mut text = String::new();
-    expand(&format!("{}.cu", spec.file), spec.text, &mut Vec::new(), &mut text);
+    expand(&format!("{file}.cu"), content, &mut Vec::new(), &mut text);
     text
 }
 

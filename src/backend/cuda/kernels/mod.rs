@@ -1,21 +1,41 @@
 //! One function a kernel: checks of shapes, then what to launch. The arithmetic is in `cuda/`.
 
 pub(super) mod checks;
+mod demand;
 mod optim;
 mod permute;
+mod router;
+mod router_loss;
 mod rows;
+mod score;
+mod segments;
+mod select;
 mod shape;
 mod swiglu;
+mod systematic;
 
 use super::buffer::CudaBuffer;
 use super::exec::Exec;
 use super::table::Spec;
+use crate::Result;
 use crate::kernel::Kernel;
-use crate::{Error, Result};
 
 /// The kernel table.
 pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
-    [checks::SPECS, optim::SPECS, permute::SPECS, rows::SPECS, swiglu::SPECS].into_iter().flatten().copied()
+    let tables = [
+        checks::SPECS,
+        demand::SPECS,
+        optim::SPECS,
+        permute::SPECS,
+        router::SPECS,
+        router_loss::SPECS,
+        rows::SPECS,
+        score::SPECS,
+        select::SPECS,
+        swiglu::SPECS,
+        systematic::SPECS,
+    ];
+    tables.into_iter().flatten().copied()
 }
 
 /// Launches a kernel.
@@ -30,8 +50,19 @@ pub(super) fn dispatch(kernel: &Kernel<CudaBuffer>, to: &mut Exec<'_>) -> Result
         Kernel::Cast(args) => rows::cast(args, to),
         Kernel::SwiGlu(args) => swiglu::swiglu(args, to),
         Kernel::SwiGluBackward(args) => swiglu::swiglu_backward(args, to),
+        Kernel::Gate(args) => router::gate(args, to),
+        Kernel::GateBackward(args) => router::gate_backward(args, to),
+        Kernel::RouterLoss(args) => router_loss::router_loss(args, to),
+        Kernel::RouterGrad(args) => router::router_grad(args, to),
+        Kernel::Sigmoid(args) => router::sigmoid(args, to),
+        Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
         Kernel::AdamW(args) => optim::adamw(args, to),
         Kernel::SumSquares(args) => optim::sum_squares(args, to),
-        other => Err(Error::Unsupported { what: format!("kernel `{}`", other.name()), why: "not written".into() }),
+        Kernel::GroupedForward(_) | Kernel::GroupedDgrad(_) | Kernel::GroupedWgrad(_) => {
+            Err(crate::Error::Unsupported { what: kernel.name().into(), why: "not written".into() })
+        }
+        Kernel::Score(args) => score::score(args, to),
+        Kernel::Demand(args) => demand::demand(args, to),
+        Kernel::Select(args) => select::select(args, to),
     }
 }

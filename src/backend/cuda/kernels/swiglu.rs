@@ -13,7 +13,7 @@ use crate::kernel;
 
 cuda_kernels! {
     /// h and its norms.
-    "swiglu": SwiGlu [] in PLAIN, threads 256, registers 56 {
+    "swiglu": SwiGlu [] in PLAIN, threads 256, registers 64 {
         ab: read f32,
         offsets: read u32,
         h: write f32,
