@@ -18,14 +18,7 @@ use support::outcome::Outcome;
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let all = [
-        wrappers::trials(),
-        faults::trials(),
-        driver::trials(),
-        streams::trials(),
-        backend::trials(),
-        missing::trials(),
-    ];
+    let all = [wrappers::trials(), faults::trials(), driver::trials(), streams::trials()];
     libtest_mimic::run(&arguments, all.into_iter().flatten().collect()).exit_code()
 }
 
