@@ -6,10 +6,8 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 #[path = "../support/mod.rs"]
 mod support;
 
-mod backend;
 mod driver;
 mod faults;
-mod missing;
 mod opened;
 mod shim;
 mod streams;
@@ -19,19 +17,8 @@ use support::fake_cuda::{Fake, fake};
 use support::outcome::Outcome;
 
 fn main() -> std::process::ExitCode {
-    // A driver is looked for once in a process: what lacks something is another process.
-    if let Some(code) = missing::child() {
-        return code;
-    }
     let arguments = Arguments::from_args();
-    let all = [
-        wrappers::trials(),
-        faults::trials(),
-        driver::trials(),
-        streams::trials(),
-        backend::trials(),
-        missing::trials(),
-    ];
+    let all = [wrappers::trials(), faults::trials(), driver::trials(), streams::trials()];
     libtest_mimic::run(&arguments, all.into_iter().flatten().collect()).exit_code()
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::Library;
 
 use crate::support::kernel_library::{Output, Sanitizer, Unit, build};
 use crate::support::outcome::text;
@@ -103,7 +103,7 @@ impl Shim {
         let path = library()?;
         // SAFETY: built just now; its symbols have these types. It stays loaded.
         unsafe {
-            let library = Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL).map_err(text)?;
+            let library = Library::new(&path).map_err(text)?;
             let shim = Self {
                 find: *library.get(b"shim_find").map_err(text)?,
                 launch: *library.get(b"shim_launch").map_err(text)?,
