@@ -60,6 +60,7 @@ struct Share {
   static const int rows = Tile::rows / down;
   static const int chunks = Tile::chunks / across;
   static_assert(rows * down == Tile::rows && chunks * across == Tile::chunks, "threads share a tile evenly");
+  static_assert(without_conflicts<Tile>(across), "threads meet in no bank");
   // So rows of one thread have the same key, and so do its chunks.
   static_assert(down % 8 == 0, "keys repeat");
 };

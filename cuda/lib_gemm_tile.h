@@ -25,18 +25,53 @@ struct Tile {
   // What the number of a chunk is combined with in a row. Eight rows at the same chunk (ldmatrix) are 128 bytes in all banks;
   // so are the 32-byte pairs of chunks that half a warp reads from four rows (pairs of f32 steps), and a warp from the four
   // pairs of rows of a k16 step (single f32 elements).
-  DEV u32 key(u32 row) {
+  DEV constexpr u32 key(u32 row) {
     if (!wide || by_chunk) return chunks == 4 ? (row >> 1) & 3 : row & 7;
     if (rows_are_steps) return ((row >> 1) & 3) << 1;
     return chunks == 4 ? ((row >> 1) & 1) << 1 : (row & 3) << 1;
   }
 
   // Byte offset of a chunk.
-  DEV u32 place(u32 row, u32 chunk) { return row * row_bytes + ((chunk ^ key(row)) << 4); }
+  DEV constexpr u32 place(u32 row, u32 chunk) { return row * row_bytes + ((chunk ^ key(row)) << 4); }
 
   // Byte offset of an element.
-  DEV u32 element(u32 row, u32 col) { return place(row, col / per_chunk) + (col % per_chunk) * (u32)sizeof(T); }
+  DEV constexpr u32 element(u32 row, u32 col) { return place(row, col / per_chunk) + (col % per_chunk) * (u32)sizeof(T); }
 };
+
+// Whether so many lanes that read or write `bytes` each, at such offsets, are served at once: 128 bytes in different banks.
+template <class At>
+constexpr bool in_all_banks(At at, u32 bytes) {
+  u32 used = 0;
+  for (u32 lane = 0; lane < 128 / bytes; lane++)
+    for (u32 bank = 0; bank < bytes / 4; bank++) {
+      const u32 bit = 1u << (at(lane) / 4 + bank) % 32;
+      if (used & bit) return false;
+      used |= bit;
+    }
+  return true;
+}
+
+// Whether copies into a tile, rows shared by `across` threads, and reads of fragments, or of chunks, meet in no bank.
+template <class Tile>
+constexpr bool without_conflicts(u32 across) {
+  for (u32 first = 0; first < 128; first += 8)
+    if (!in_all_banks([=](u32 l) { return Tile::place((first + l) / across % Tile::rows, (first + l) % across); }, 16)) return false;
+  for (u32 step = 0; step < Tile::steps; step += 16)
+    for (u32 lane = 0; lane < Tile::lanes; lane += 8) {
+      if (Tile::by_chunk) {
+        if (!in_all_banks([=](u32 l) { return Tile::rows_are_steps ? Tile::element(step, lane / 32 * 32 + l * 4)
+                                                                   : Tile::element(lane + l, step); }, 16)) return false;
+      } else if (!Tile::wide) {
+        if (!in_all_banks([=](u32 l) { return Tile::rows_are_steps ? Tile::element(step + l, lane)
+                                                                   : Tile::element(lane + l, step); }, 16)) return false;
+      } else if (Tile::rows_are_steps) {
+        if (!in_all_banks([=](u32 l) { return Tile::element(step + l % 4 * 2, lane + l / 4); }, 4)) return false;
+      } else {
+        if (!in_all_banks([=](u32 l) { return Tile::element(lane / 16 * 16 + l / 4, step + l % 4 * 2); }, 8)) return false;
+      }
+    }
+  return true;
+}
 
 // 16 lanes times 16 steps of 16-bit elements as mma wants them on the left: lanes `lane` on, steps `step` on.
 template <class Tile>
