@@ -14,6 +14,7 @@ mod cubins;
 mod failures;
 mod host;
 mod memory;
+mod offsets;
 mod wrappers;
 
 use support::outcome::{Outcome, text};
@@ -24,11 +25,18 @@ fn main() -> std::process::ExitCode {
         return std::process::ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials =
-        [cubins::trials(), failures::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
-            .into_iter()
-            .flatten()
-            .collect();
+    let trials = [
+        cubins::trials(),
+        failures::trials(),
+        cache::trials(),
+        host::trials(),
+        memory::trials(),
+        offsets::trials(),
+        wrappers::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
