@@ -24,6 +24,8 @@ struct alignas(16) Vec16 { u32 word[4]; };
 #define DEV static __device__ __forceinline__
 // A kernel, and the threads of its blocks: the same number as in its row of the kernel table.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// The same, of which so many blocks shall fit on a multiprocessor by their registers.
+#define KERNEL_FITTING(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 // All of a block's shared memory: as many bytes as the launch asks for, 128-byte aligned.
 #define DYN_SHARED(T, name)                                    \
   extern __shared__ __align__(128) unsigned char name##_raw[]; \

@@ -1,7 +1,8 @@
-// The row tiles of all groups in order: their number, three zeros, and for each its group, first row, and rows.
+// The row tiles of all groups in order: their number, three zeros, and for each its group, first row, rows, and a word unused. There
+// are `most` at most, unless offsets do not ascend.
 #include "dev.h"
 
-KERNEL(256) gemm_tiles(const u32* offsets, u32* tiles, u32 rows, u32 groups, u32 tile_rows) {
+KERNEL(256) gemm_tiles(const u32* offsets, u32* tiles, u32 rows, u32 groups, u32 tile_rows, u32 most) {
   DYN_SHARED(u32, sums);  // 8: tiles of each warp
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u32 before = 0;
@@ -34,6 +35,7 @@ KERNEL(256) gemm_tiles(const u32* offsets, u32* tiles, u32 rows, u32 groups, u32
       const u32 count = __shfl_sync(FULL_WARP, mine, source), at = __shfl_sync(FULL_WARP, start, source);
       const u32 from = __shfl_sync(FULL_WARP, first, source), to = __shfl_sync(FULL_WARP, end, source);
       for (u32 i = lane; i < count; i += 32) {
+        if (at + i >= most) break;
         const u32 row = from + i * tile_rows;
         u32* entry = tiles + 4 * (u64)(1 + at + i);
         entry[0] = base + warp * 32 + source;
@@ -42,5 +44,5 @@ KERNEL(256) gemm_tiles(const u32* offsets, u32* tiles, u32 rows, u32 groups, u32
       }
     }
   }
-  if (threadIdx.x < 4) tiles[threadIdx.x] = threadIdx.x == 0 ? before : 0;
+  if (threadIdx.x < 4) tiles[threadIdx.x] = threadIdx.x == 0 ? min(before, most) : 0;
 }

@@ -13,14 +13,16 @@
 #include "lib_gemm_load.h"
 #include "lib_gemm_tile.h"
 
-// Rows and columns of a tile of c, steps of a stage, stages, and how the four warps share the tile.
-template <int tile_rows_, int tile_cols_, int steps_, int stages_, int warps_down_>
+// Rows and columns of a tile of c, steps of a stage, and how the four warps share the tile.
+template <int tile_rows_, int tile_cols_, int steps_, int warps_down_>
 struct Shape {
-  static const int tile_rows = tile_rows_, tile_cols = tile_cols_, steps = steps_, stages = stages_;
+  static const int tile_rows = tile_rows_, tile_cols = tile_cols_, steps = steps_;
   static const int warps_down = warps_down_, warps_across = GEMM_THREADS / 32 / warps_down_;
   // What one warp holds, and in blocks of mma.
   static const int warp_rows = tile_rows / warps_down, warp_cols = tile_cols / warps_across;
   static const int downs = warp_rows / 16, acrosses = warp_cols / 8;
+  // Blocks that a multiprocessor shall hold.
+  static const int fitting = downs * acrosses > 16 ? 2 : 3;
 };
 
 // One tile of c: the first row and column, rows that exist; and the steps that it sums over.
@@ -82,6 +84,8 @@ template <class Op>
 struct Stage {
   static const u32 left = 0, right = Op::Left::bytes, scale = right + Op::Right::bytes;
   static const u32 bytes = scale + (Op::scaled ? 128 : 0);
+  // So many that two blocks fit on a multiprocessor of every architecture. The launch knows the same rule.
+  static const int fitting = 75776 / bytes, count = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
   static_assert(!Op::scaled || Op::Shape::steps <= 32, "scales of a stage");
 };
 
@@ -220,7 +224,7 @@ template <class Op>
 DEV void multiply_stage(Sums<Op>& sums, const u8* stage, u32 row, u32 rows, u32 col) {
   typedef typename Op::Shape Shape;
   // Where both are split, registers hold pieces of half the columns.
-  const int halves = Op::left_pieces > 1 && Op::right_pieces > 1 ? 2 : 1, held = Shape::acrosses / halves;
+  const int halves = Op::left_pieces > 1 && Op::right_pieces > 1 && Shape::acrosses > 4 ? 2 : 1, held = Shape::acrosses / halves;
 #pragma unroll
   for (int step = 0; step < Shape::steps; step += 16) {
 #pragma unroll
@@ -248,7 +252,7 @@ DEV void multiply_tiles(const typename Op::Args& args) {
   DYN_SHARED(u8, shared);
   const u32 warp = threadIdx.x / 32;
   const u32 row = warp / Shape::warps_across * Shape::warp_rows, col = warp % Shape::warps_across * Shape::warp_cols;
-  const u32 end = Shape::stages * Stage<Op>::bytes;
+  const u32 end = Stage<Op>::count * Stage<Op>::bytes;
   // Operands that mma takes as they are: fragments are read one multiplication ahead.
   const bool as_is = Op::left_pieces * Op::right_pieces == 1 && !Op::scaled && !Op::Left::wide && !Op::Right::wide;
 
@@ -264,7 +268,7 @@ DEV void multiply_tiles(const typename Op::Args& args) {
   // The stage being multiplied; the one before it is free.
   u32 here = 0;
   Fragments<Op> f[2];
-  cp_async_wait<Shape::stages - 2>();
+  cp_async_wait<Stage<Op>::count - 2>();
   __syncthreads();
   if constexpr (as_is) load_fragments<Op>(f[0], shared, row, col, 0);
   // The next tile is begun before the last stage of this one is multiplied.
@@ -292,7 +296,7 @@ DEV void multiply_tiles(const typename Op::Args& args) {
             load_fragments<Op>(f[(part + 1) % 2], shared + here, row, col, (part + 1) * 16);
           } else {
             here = here + Stage<Op>::bytes == end ? 0 : here + Stage<Op>::bytes;
-            cp_async_wait<Shape::stages - 2>();
+            cp_async_wait<Stage<Op>::count - 2>();
             __syncthreads();
             load_fragments<Op>(f[(part + 1) % 2], shared + here, row, col, 0);
           }
@@ -305,7 +309,7 @@ DEV void multiply_tiles(const typename Op::Args& args) {
         feed<Op>(ahead, args, shared + (here == 0 ? end : here) - Stage<Op>::bytes, spots);
         if (busy) multiply_stage<Op>(sums, shared + here, row, rows, col);
         here = here + Stage<Op>::bytes == end ? 0 : here + Stage<Op>::bytes;
-        cp_async_wait<Shape::stages - 2>();
+        cp_async_wait<Stage<Op>::count - 2>();
         __syncthreads();
       }
     } while (--stages);

@@ -22,13 +22,13 @@ struct RowsArgs {
   u32 stored, n, k, flags;
 };
 
-template <class S, class D, class M, int left_pieces_, int right_pieces_, bool forward, class Shape_>
+template <class S, class D, class M, int left_pieces_, int right_pieces_, bool forward, class Shape_, bool by_chunk = false>
 struct RowsOp {
   typedef Shape_ Shape;
   typedef M Mma;
   typedef RowsArgs<S, D> Args;
-  typedef Tile<S, Shape::tile_rows, Shape::steps, false> Left;
-  typedef Tile<D, Shape::tile_cols, Shape::steps, !forward> Right;
+  typedef Tile<S, Shape::tile_rows, Shape::steps, false, by_chunk> Left;
+  typedef Tile<D, Shape::tile_cols, Shape::steps, !forward, by_chunk> Right;
   static const int left_pieces = left_pieces_, right_pieces = right_pieces_;
   static const bool scaled = false, scale_left = false;
 
@@ -83,3 +83,37 @@ struct RowsOp {
     }
   }
 };
+
+// Few rows to an expert, or few tiles in all, take the small one: the bits are the same.
+typedef Shape<128, 128, 32, 2> LargeShape;
+typedef Shape<32, 128, 32, 1> SmallShape;
+
+// A kernel for x of type S and W of type D, as so many pieces of type M.
+#define GEMM_ROWS(name, forward, shape, S, D, M, left_pieces, right_pieces)                                                  \
+  KERNEL_FITTING(GEMM_THREADS, shape::fitting)                                                                               \
+  name##_##S##_##D(const S* x, const u32* index, const D* w, const u32* tiles, f32* out, u64 div, u32 stored, u32 n, u32 k,  \
+                   u32 flags) {                                                                                              \
+    multiply_tiles<RowsOp<S, D, M, left_pieces, right_pieces, forward, shape>>(                                              \
+        {x, index, w, tiles, out, div, stored, n, k, flags});                                                                \
+  }
+
+// Rows in f32 or the type of the weights: what layers have.
+#define GEMM_ROWS_USUAL(name, forward, shape)                    \
+  GEMM_ROWS(name, forward, shape, bf16, bf16, bf16, 1, 1)        \
+  GEMM_ROWS(name, forward, shape, f16, f16, f16, 1, 1)           \
+  GEMM_ROWS(name, forward, shape, f32, bf16, bf16, 3, 1)         \
+  GEMM_ROWS(name, forward, shape, f32, f16, bf16, 3, 2)
+
+// Other pairs.
+#define GEMM_ROWS_MIXED(name, forward, shape)                    \
+  GEMM_ROWS(name, forward, shape, bf16, f32, bf16, 1, 3)         \
+  GEMM_ROWS(name, forward, shape, f16, f32, bf16, 2, 3)          \
+  GEMM_ROWS(name, forward, shape, bf16, f16, bf16, 1, 2)         \
+  GEMM_ROWS(name, forward, shape, f16, bf16, bf16, 2, 1)
+
+// The f32 operand is rounded to the type of the other.
+#define GEMM_ROWS_ROUNDED(name, forward, shape)                  \
+  GEMM_ROWS(name, forward, shape, f32, bf16, bf16, 1, 1)         \
+  GEMM_ROWS(name, forward, shape, f32, f16, f16, 1, 1)           \
+  GEMM_ROWS(name, forward, shape, bf16, f32, bf16, 1, 1)         \
+  GEMM_ROWS(name, forward, shape, f16, f32, f16, 1, 1)

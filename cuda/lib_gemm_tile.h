@@ -7,11 +7,13 @@
 #pragma once
 #include "dev.h"
 
-template <class T, int lanes_, int steps_, bool rows_are_steps_>
+template <class T, int lanes_, int steps_, bool rows_are_steps_, bool by_chunk_ = false>
 struct Tile {
   typedef T Type;
   static const int lanes = lanes_, steps = steps_;
   static const bool rows_are_steps = rows_are_steps_;
+  // Read a chunk at a time, not by fragments of mma.
+  static const bool by_chunk = by_chunk_;
   static const bool wide = sizeof(T) == 4;
   static const int rows = rows_are_steps ? steps : lanes;
   static const int cols = rows_are_steps ? lanes : steps;
@@ -24,7 +26,7 @@ struct Tile {
   // so are the 32-byte pairs of chunks that half a warp reads from four rows (pairs of f32 steps), and a warp from the four
   // pairs of rows of a k16 step (single f32 elements).
   DEV u32 key(u32 row) {
-    if (!wide) return chunks == 4 ? (row >> 1) & 3 : row & 7;
+    if (!wide || by_chunk) return chunks == 4 ? (row >> 1) & 3 : row & 7;
     if (rows_are_steps) return ((row >> 1) & 3) << 1;
     return chunks == 4 ? ((row >> 1) & 1) << 1 : (row & 3) << 1;
   }
@@ -59,7 +61,7 @@ DEV void right_bits(u32 (&r)[4], const u8* tile, u32 lane, u32 step) {
 struct alignas(8) F32Pair { f32 x, y; };
 
 DEV F32Pair unpack(u32 bits, bf16) { return F32Pair{bits_f32(bits << 16), bits_f32(bits & 0xffff0000u)}; }
-DEV F32Pair unpack(u32 bits, f16) { return F32Pair{to_f32(f16{(u16)bits}), to_f32(f16{(u16)(bits >> 16)})}; }
+DEV F32Pair unpack(u32 bits, f16) { return F32Pair{to_f32(f16{(u16)(bits & 0xffffu)}), to_f32(f16{(u16)(bits >> 16)})}; }
 DEV F32Pair unpack(u32, f32) { return F32Pair{0, 0}; }
 
 // Two steps of one lane of an f32 tile.

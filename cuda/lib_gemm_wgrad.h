@@ -94,3 +94,16 @@ struct WgradOp {
     }
   }
 };
+
+typedef Shape<128, 128, 32, 2> WgradShape;
+
+// A kernel for dy of type S and x of type D, as so many pieces of type M. An f32 operand takes the scale, or else dy.
+#define GEMM_WGRAD(name, scaled, S, D, M, left_pieces, right_pieces)                                                          \
+  KERNEL_FITTING(GEMM_THREADS, WgradShape::fitting)                                                                           \
+  name##_##S##_##D(const S* dy, const u32* dy_index, const f32* scale, const D* x, const u32* x_index, const u32* offsets,    \
+                   f32* out, u64 dy_div, u64 x_div, u32 dy_stored, u32 x_stored, u32 rows, u32 groups, u32 n, u32 k,          \
+                   u32 flags) {                                                                                               \
+    const bool scale_left = sizeof(S) == 4 || sizeof(D) != 4;                                                                 \
+    multiply_tiles<WgradOp<S, D, M, left_pieces, right_pieces, scaled, scale_left, WgradShape>>(                              \
+        {dy, dy_index, scale, x, x_index, offsets, out, dy_div, x_div, dy_stored, x_stored, rows, groups, n, k, flags});      \
+  }

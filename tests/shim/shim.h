@@ -95,6 +95,7 @@ extern "C" void __asan_storeN(void*, unsigned long);
 
 #define DEV [[maybe_unused]] static inline
 #define KERNEL(threads) extern "C" void
+#define KERNEL_FITTING(threads, blocks) extern "C" void
 #define DYN_SHARED(T, name) T* name = reinterpret_cast<T*>(shim::now.shared)
 
 #define threadIdx (shim::now.thread)

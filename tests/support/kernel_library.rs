@@ -151,7 +151,7 @@ fn read_by(unit: &str) -> Result<String, String> {
     for line in unit.lines() {
         let name = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
         let Some(name) = name.filter(|name| name.ends_with(".cu")) else { continue };
-        let path = ["cuda", "tests/shim/trials"].map(|directory| root().join(directory).join(name));
+        let path = ["cuda", "tests/shim"].map(|directory| root().join(directory).join(name));
         all.push_str(&path.iter().find(|path| path.exists()).map_or(Ok(String::new()), |path| read(path))?);
     }
     Ok(all)

@@ -2,6 +2,7 @@
 
 pub(super) mod checks;
 mod demand;
+pub(super) mod gemm;
 mod optim;
 mod permute;
 mod router;
@@ -25,6 +26,9 @@ pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
     let tables = [
         checks::SPECS,
         demand::SPECS,
+        gemm::table::SPECS,
+        gemm::table::ROWS_SPECS,
+        gemm::table::WGRAD_SPECS,
         optim::SPECS,
         permute::SPECS,
         router::SPECS,
@@ -58,9 +62,9 @@ pub(super) fn dispatch(kernel: &Kernel<CudaBuffer>, to: &mut Exec<'_>) -> Result
         Kernel::SigmoidBackward(args) => router::sigmoid_backward(args, to),
         Kernel::AdamW(args) => optim::adamw(args, to),
         Kernel::SumSquares(args) => optim::sum_squares(args, to),
-        Kernel::GroupedForward(_) | Kernel::GroupedDgrad(_) | Kernel::GroupedWgrad(_) => {
-            Err(crate::Error::Unsupported { what: kernel.name().into(), why: "not written".into() })
-        }
+        Kernel::GroupedForward(args) => gemm::grouped_forward(args, to),
+        Kernel::GroupedDgrad(args) => gemm::grouped_dgrad(args, to),
+        Kernel::GroupedWgrad(args) => gemm::grouped_wgrad(args, to),
         Kernel::Score(args) => score::score(args, to),
         Kernel::Demand(args) => demand::demand(args, to),
         Kernel::Select(args) => select::select(args, to),

@@ -1,0 +1,5 @@
+// out[r] = dy[index[r] / div] W[e] on tensor cores, of rounded operands.
+#include "dev.h"
+#include "lib_gemm_rows.h"
+
+GEMM_ROWS_ROUNDED(grouped_dgrad_rounded, false, LargeShape)

@@ -1,0 +1,5 @@
+// out[r] = x[index[r] / div] W[e]^T on tensor cores, of types that seldom meet.
+#include "dev.h"
+#include "lib_gemm_rows.h"
+
+GEMM_ROWS_MIXED(grouped_forward_mixed, true, SmallShape)

@@ -1,0 +1,5 @@
+// out[r] = x[index[r] / div] W[e]^T on tensor cores, of rounded operands.
+#include "dev.h"
+#include "lib_gemm_rows.h"
+
+GEMM_ROWS_ROUNDED(grouped_forward_rounded, true, LargeShape)

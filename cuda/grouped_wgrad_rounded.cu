@@ -1,0 +1,9 @@
+// out[e] (+)= dy^T x over the rows of each group, on tensor cores, of rounded operands.
+#include "dev.h"
+#include "lib_gemm_wgrad.h"
+
+GEMM_WGRAD(grouped_wgrad_rounded, false, f32, bf16, bf16, 1, 1)
+GEMM_WGRAD(grouped_wgrad_rounded, false, bf16, f32, bf16, 1, 1)
+GEMM_WGRAD(grouped_wgrad_rounded, false, f32, f32, bf16, 1, 1)
+GEMM_WGRAD(grouped_wgrad_rounded, false, f32, f16, f16, 1, 1)
+GEMM_WGRAD(grouped_wgrad_rounded, false, f16, f32, f16, 1, 1)

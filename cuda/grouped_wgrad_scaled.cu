@@ -1,0 +1,8 @@
+// out[e] (+)= dy^T x over the rows of each group, on tensor cores, of f32 and bf16, rows scaled.
+#include "dev.h"
+#include "lib_gemm_wgrad.h"
+
+GEMM_WGRAD(grouped_wgrad_scaled, true, bf16, bf16, bf16, 3, 1)
+GEMM_WGRAD(grouped_wgrad_scaled, true, f32, bf16, bf16, 3, 1)
+GEMM_WGRAD(grouped_wgrad_scaled, true, bf16, f32, bf16, 1, 3)
+GEMM_WGRAD(grouped_wgrad_scaled, true, f32, f32, bf16, 3, 3)

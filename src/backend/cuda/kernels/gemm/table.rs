@@ -1,0 +1,120 @@
+//! The kernels of grouped GEMMs: rows of the kernel table.
+
+use crate::backend::cuda::table::{Kind, PLAIN, Param, Spec, cuda_kernels};
+use crate::tensor::DType::{self, BF16, F16, F32};
+
+/// Rows in f32 or in the type of the weights.
+const USUAL: &[&[DType]] = &[&[BF16, BF16], &[F16, F16], &[F32, BF16], &[F32, F16]];
+
+/// Pairs of rows and weights that are neither usual nor both f32.
+const MIXED: &[&[DType]] = &[&[BF16, F32], &[F16, F32], &[BF16, F16], &[F16, BF16]];
+
+/// One of them is f32 and is rounded to the type of the other.
+const ROUNDED: &[&[DType]] = &[&[F32, BF16], &[F32, F16], &[BF16, F32], &[F16, F32]];
+
+const SINGLE: &[&[DType]] = &[&[F32, F32]];
+
+/// Pairs of dy and x without f16, and with it.
+const WITHOUT_F16: &[&[DType]] = &[&[BF16, BF16], &[F32, BF16], &[BF16, F32], &[F32, F32]];
+const WITH_F16: &[&[DType]] = &[&[F16, F16], &[F32, F16], &[F16, F32], &[BF16, F16], &[F16, BF16]];
+
+/// Pairs of which one is rounded, as it is f32 or scaled.
+const WGRAD_ROUNDS: &[&[DType]] = &[&[F32, BF16], &[BF16, F32], &[F32, F32], &[F32, F16], &[F16, F32]];
+const WGRAD_ROUNDS_SCALED: &[&[DType]] =
+    &[&[BF16, BF16], &[F32, BF16], &[BF16, F32], &[F32, F32], &[F16, F16], &[F32, F16], &[F16, F32]];
+
+const fn param(kind: Kind, name: &'static str, ty: &'static str) -> Param {
+    Param { name, kind, ty }
+}
+
+/// Parameters of forward and dgrad, whose rows and weights are x and w.
+const ROWS_PARAMS: &[Param] = &[
+    param(Kind::Read, "x", "S"),
+    param(Kind::Maybe, "index", "u32"),
+    param(Kind::Read, "w", "D"),
+    param(Kind::Read, "tiles", "u32"),
+    param(Kind::Write, "out", "f32"),
+    param(Kind::Value, "div", "u64"),
+    param(Kind::Value, "stored", "u32"),
+    param(Kind::Value, "n", "u32"),
+    param(Kind::Value, "k", "u32"),
+    param(Kind::Value, "flags", "u32"),
+];
+
+const WGRAD_PARAMS: &[Param] = &[
+    param(Kind::Read, "dy", "S"),
+    param(Kind::Maybe, "dy_index", "u32"),
+    param(Kind::Maybe, "scale", "f32"),
+    param(Kind::Read, "x", "D"),
+    param(Kind::Maybe, "x_index", "u32"),
+    param(Kind::Read, "offsets", "u32"),
+    param(Kind::Write, "out", "f32"),
+    param(Kind::Value, "dy_div", "u64"),
+    param(Kind::Value, "x_div", "u64"),
+    param(Kind::Value, "dy_stored", "u32"),
+    param(Kind::Value, "x_stored", "u32"),
+    param(Kind::Value, "rows", "u32"),
+    param(Kind::Value, "groups", "u32"),
+    param(Kind::Value, "n", "u32"),
+    param(Kind::Value, "k", "u32"),
+    param(Kind::Value, "flags", "u32"),
+];
+
+/// Rows of the kernel table that share a signature, and a list of them.
+macro_rules! products {
+    ($params:expr; $SPECS:ident; $($(#[$doc:meta])* $NAME:ident = $file:literal in $instances:expr, registers $registers:literal;)*) => {
+        $(
+            $(#[$doc])*
+            pub(super) const $NAME: &Spec = &Spec {
+                file: $file,
+                text: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/", $file, ".cu")),
+                base: $file,
+                vars: &["S", "D"],
+                instances: $instances,
+                threads: 128,
+                registers: $registers,
+                params: $params,
+            };
+        )*
+
+        pub(in crate::backend::cuda) const $SPECS: &[&Spec] = &[$($NAME),*];
+    };
+}
+
+// Large tiles leave room for two blocks on a multiprocessor, small ones for three.
+
+products! { ROWS_PARAMS; ROWS_SPECS;
+    FORWARD = "grouped_forward" in USUAL, registers 256;
+    FORWARD_SMALL = "grouped_forward_small" in USUAL, registers 168;
+    FORWARD_MIXED = "grouped_forward_mixed" in MIXED, registers 168;
+    FORWARD_ROUNDED = "grouped_forward_rounded" in ROUNDED, registers 256;
+    FORWARD_ROUNDED_SMALL = "grouped_forward_rounded_small" in ROUNDED, registers 168;
+    FORWARD_SIMT = "grouped_forward_simt" in SINGLE, registers 104;
+    DGRAD = "grouped_dgrad" in USUAL, registers 256;
+    DGRAD_SMALL = "grouped_dgrad_small" in USUAL, registers 168;
+    DGRAD_MIXED = "grouped_dgrad_mixed" in MIXED, registers 168;
+    DGRAD_ROUNDED = "grouped_dgrad_rounded" in ROUNDED, registers 256;
+    DGRAD_ROUNDED_SMALL = "grouped_dgrad_rounded_small" in ROUNDED, registers 168;
+    DGRAD_SIMT = "grouped_dgrad_simt" in SINGLE, registers 104;
+}
+
+products! { WGRAD_PARAMS; WGRAD_SPECS;
+    WGRAD = "grouped_wgrad" in WITHOUT_F16, registers 256;
+    WGRAD_SCALED = "grouped_wgrad_scaled" in WITHOUT_F16, registers 256;
+    WGRAD_HALF = "grouped_wgrad_half" in WITH_F16, registers 256;
+    WGRAD_HALF_SCALED = "grouped_wgrad_half_scaled" in WITH_F16, registers 256;
+    WGRAD_ROUNDED = "grouped_wgrad_rounded" in WGRAD_ROUNDS, registers 256;
+    WGRAD_ROUNDED_SCALED = "grouped_wgrad_rounded_scaled" in WGRAD_ROUNDS_SCALED, registers 256;
+}
+
+cuda_kernels! {
+    /// Row tiles of all groups.
+    "gemm_tiles": GemmTiles [] in PLAIN, threads 256, registers 32 {
+        offsets: read u32,
+        tiles: write u32,
+        rows: value u32,
+        groups: value u32,
+        tile_rows: value u32,
+        most: value u32,
+    }
+}

@@ -1,0 +1,78 @@
+//! Gradients of weights: what is summed over are the rows of a group.
+
+use super::{Groups, Operands, Rows, Tile, in_pairs, launch, table};
+use crate::backend::cuda::buffer::CudaBuffer;
+use crate::backend::cuda::exec::Exec;
+use crate::backend::cuda::launch::{Arg, Ptr, u32_of};
+use crate::backend::cuda::table::Spec;
+use crate::backend::{divisor, elements};
+use crate::tensor::DType::{self, BF16, F16, F32};
+use crate::{Result, kernel};
+
+const TILE: Tile = Tile { rows: 128, cols: 128, steps: 32 };
+
+/// Flags of the kernels: `lib_gemm_wgrad.h`.
+const LEFT_WHOLE: u32 = 1;
+const RIGHT_WHOLE: u32 = 2;
+const OUT_PAIRS: u32 = 4;
+const ACCUMULATE: u32 = 8;
+
+pub(in crate::backend::cuda::kernels) fn grouped_wgrad(
+    args: &kernel::GroupedWgrad<CudaBuffer>,
+    to: &mut Exec<'_>,
+) -> Result<()> {
+    let &kernel::GroupedWgrad { groups, n, k, accumulate, .. } = args;
+    let dy_index = args.dy_index.as_ref().map(|index| ("dy_index", index));
+    let x_index = args.x_index.as_ref().map(|index| ("x_index", index));
+    let dy = Rows { buffer: &args.dy, cols: n, index: dy_index, div: divisor("dy_div", args.dy_div)? };
+    let x = Rows { buffer: &args.x, cols: k, index: x_index, div: divisor("x_div", args.x_div)? };
+    let rows = Groups { offsets: &args.offsets, rows: args.rows, groups, n, k }.check(&[dy, x], to)?;
+    let (dy, x) = (dy.args(rows)?, x.args(rows)?);
+    let scale = Ptr::optional_f32(args.dy_scale.as_ref(), rows)?;
+    let out = Ptr::f32(&args.out, elements("out", &[groups, n, k])?)?;
+    let scaled = scale.is_some();
+    let spec = kernel([dy.rows.dtype, x.rows.dtype], scaled, to.inner().options.operands);
+    let flags =
+        [(dy.whole, LEFT_WHOLE), (x.whole, RIGHT_WHOLE), (in_pairs(out, k), OUT_PAIRS), (accumulate, ACCUMULATE)];
+    let shared = TILE.shared(dy.rows.dtype, x.rows.dtype, scaled);
+    let args = [
+        Arg::Pointer(Some(dy.rows)),
+        Arg::Pointer(dy.index),
+        Arg::Pointer(scale),
+        Arg::Pointer(Some(x.rows)),
+        Arg::Pointer(x.index),
+        Arg::Pointer(Some(Ptr::u32(&args.offsets, groups + 1)?)),
+        Arg::Pointer(Some(out)),
+        Arg::U64(dy.div),
+        Arg::U64(x.div),
+        Arg::U32(dy.stored),
+        Arg::U32(x.stored),
+        Arg::U32(u32_of("rows", rows)?),
+        Arg::U32(u32_of("groups", groups)?),
+        Arg::U32(u32_of("n", n)?),
+        Arg::U32(u32_of("k", k)?),
+        Arg::U32(flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()),
+    ];
+    let tiles = |size: usize, tile: u32| size.div_ceil(tile as usize) as u64;
+    let tiles = (groups as u64).saturating_mul(tiles(n, TILE.rows)).saturating_mul(tiles(k, TILE.cols));
+    launch(spec, &args, tiles, shared, to)
+}
+
+/// Which kernel, by the types of dy and x.
+fn kernel(types: [DType; 2], scaled: bool, operands: Operands) -> &'static Spec {
+    // Two 16-bit types that differ have no common one to round to.
+    let rounds = operands == Operands::Rounded
+        && match types {
+            [F32, _] | [_, F32] => true,
+            [BF16, BF16] | [F16, F16] => scaled,
+            _ => false,
+        };
+    match (rounds, types.contains(&F16), scaled) {
+        (true, _, false) => table::WGRAD_ROUNDED,
+        (true, _, true) => table::WGRAD_ROUNDED_SCALED,
+        (false, false, false) => table::WGRAD,
+        (false, false, true) => table::WGRAD_SCALED,
+        (false, true, false) => table::WGRAD_HALF,
+        (false, true, true) => table::WGRAD_HALF_SCALED,
+    }
+}
