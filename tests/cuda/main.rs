@@ -9,6 +9,7 @@ use lrmoe::{CudaBackend, CudaOptions};
 #[path = "../support/mod.rs"]
 mod support;
 
+mod alignment;
 mod cache;
 mod cubins;
 mod failures;
@@ -26,6 +27,7 @@ fn main() -> std::process::ExitCode {
     }
     let arguments = Arguments::from_args();
     let trials = [
+        alignment::trials(),
         cubins::trials(),
         failures::trials(),
         cache::trials(),
