@@ -56,16 +56,29 @@ DEV u32 compute_key(const Token& t, u32 e) {
 
 DEV u32 key_of(const Token& t, u32 e) { return t.keys ? t.keys[e] : compute_key(t, e); }
 
-// Key of the sum of a group's two best.
-DEV u32 group_key(const Token& t, u32 group) {
-  u32 first = 0, second = 0;
-  for (u32 e = group * t.group_size; e < (group + 1) * t.group_size; e++) {
-    u32 key = key_of(t, e);
-    second = max(second, min(first, key));
-    first = max(first, key);
+// Keys of the sums of each group's two best. A group is shared by as many lanes as there are for it.
+DEV void group_keys(const Token& t, u32 n_group, u32* groups) {
+  u32 lanes = 1;
+  while (2 * lanes * n_group <= 32) lanes *= 2;
+  for (u32 base = 0; base < n_group; base += 32 / lanes) {
+    u32 group = base + lane_id() / lanes, part = lane_id() % lanes, first = 0, second = 0;
+    // Groups begin at different places, so that lanes do not meet in a bank of shared memory.
+    u32 e = (part + group * lanes) % t.group_size;
+    for (u32 i = part; i < t.group_size && group < n_group; i += lanes) {
+      u32 key = key_of(t, group * t.group_size + e);
+      second = max(second, min(first, key));
+      first = max(first, key);
+      e += lanes;
+      if (e >= t.group_size) e -= t.group_size;
+    }
+    for (u32 apart = 1; apart < lanes; apart *= 2) {
+      u32 other = __shfl_xor_sync(FULL_WARP, first, (int)apart);
+      second = max(max(second, __shfl_xor_sync(FULL_WARP, second, (int)apart)), min(first, other));
+      first = max(first, other);
+    }
+    bool one = second == 0 || first == 0xffffffffu;
+    if (part == 0 && group < n_group) groups[group] = one ? first : order_key(float_of_key(first) + float_of_key(second));
   }
-  if (second == 0 || first == 0xffffffffu) return first;
-  return order_key(float_of_key(first) + float_of_key(second));
 }
 
 // The lane's best candidate behind `found`.
@@ -133,7 +146,7 @@ gate(const f32* logits, const f32* bias, const u32* mask, u32* ids, f32* weights
     t.keys = keys;
   }
   if (limits) {
-    for (u32 group = lane; group < n_group; group += 32) groups[group] = group_key(t, group);
+    group_keys(t, n_group, groups);
     __syncwarp();
     Rank own = next_group(groups, n_group, rank_start());
     for (u32 taken = 0; taken < topk_group; taken++) {

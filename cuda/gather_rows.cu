@@ -6,8 +6,8 @@
 #define PACKS 4
 
 template <class T>
-DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst, u64 rows, u64 cols, u32 index_div, u32 groups,
-                     u32 spans_per_row, u32 team) {
+DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst, u64 rows, u64 stored, u64 cols, u32 index_div,
+                     u32 groups, u32 spans_per_row, u32 team) {
   constexpr u32 N = Together<T>::count;
   Spans spans = spans_of(rows, spans_per_row, team);
   bool aligned = in_packs<N>(src, cols) && in_packs<N>(dst, cols);
@@ -17,9 +17,12 @@ DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst,
   for (u64 span = spans.first; span < spans.all; span += spans.step) {
     u64 row = divide(span, spans_per_row);
     if (row < begin || row >= end) continue;
+    u64 source = index[row] / index_div;
+    // An index that is out of range has been found before: it reads nothing.
+    if (source >= stored) continue;
     u64 first = (span - row * spans_per_row) * width;
     u32 left = left_of(cols, first, width);
-    const T* from = src + at(index[row] / index_div, cols, first);
+    const T* from = src + at(source, cols, first);
     T* to = dst + at(row, cols, first);
     if (aligned) {
       Vec16 v[PACKS];
@@ -38,8 +41,8 @@ DEV void gather_rows(const T* src, const u32* index, const u32* offsets, T* dst,
 }
 
 #define INSTANCE(T)                                                                                                        \
-  KERNEL(256) gather_rows_##T(const T* src, const u32* index, const u32* offsets, T* dst, u64 rows, u64 cols,              \
+  KERNEL(256) gather_rows_##T(const T* src, const u32* index, const u32* offsets, T* dst, u64 rows, u64 stored, u64 cols,  \
                               u32 index_div, u32 groups, u32 spans_per_row, u32 team) {                                    \
-    gather_rows<T>(src, index, offsets, dst, rows, cols, index_div, groups, spans_per_row, team);                          \
+    gather_rows<T>(src, index, offsets, dst, rows, stored, cols, index_div, groups, spans_per_row, team);                  \
   }
 FOR_FLOATS(INSTANCE)

@@ -2,6 +2,7 @@
 // depends on the team's size alone.
 #pragma once
 #include "dev.h"
+#include "lib_warp.h"
 
 // Threads of a block.
 #define TEAM_BLOCK 256
@@ -19,19 +20,10 @@ DEV Team team_of(u32 size) {
   return Team{threadIdx.x % size, size, blockIdx.x * (u64)teams + threadIdx.x / size, gridDim.x * (u64)teams};
 }
 
-DEV f64 warp_sum(f64 x) {
-  for (u32 apart = 16; apart > 0; apart /= 2) x += __shfl_xor_sync(FULL_WARP, x, apart);
-  return x;
-}
-
 // The sum over a team, for all of it. `shared` has a value for each warp of the block.
 DEV f64 team_sum(const Team& team, f64 x, f64* shared) {
-  x = warp_sum(x);
-  if (team.size == 32) return x;
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = shared[0];
-  for (u32 warp = 1; warp < TEAM_BLOCK / 32; warp++) x += shared[warp];
+  if (team.size == 32) return warp_sum(x);
+  x = block_sum(x, shared);
   // What is read here is written for the next row.
   __syncthreads();
   return x;

@@ -10,9 +10,13 @@ mod devices;
 mod faults;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod known;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod pending;
 mod pool;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod workspace;
 
 pub use devices::{AnyBackend, Choice, Device, OnBackend, choose, devices};
 

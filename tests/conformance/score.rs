@@ -43,6 +43,11 @@ fn table() -> Vec<Inputs> {
         m("gate", Metric::Gate),
         m("uniform", Metric::Uniform),
         Inputs { spare: 7, ..s("large", &[300, 0, 411, 1]) },
+        Inputs { spare: 1, first: 2000, ..s("more rows than a block takes at once", &[5000, 1, 0, 2049]) },
+        Inputs {
+            edit: |_, _, h, _| h.fill(0.0),
+            ..s("a mean of zero of more rows than a block takes at once", &[4100, 3])
+        },
         Inputs { spare: 2, first: 3, ..s("first offset above zero", &[4, 0, 3]) },
         Inputs { floor: 0.0, ..s("no floor", &[5, 6]) },
         Inputs { floor: 1.0, ..s("floor at the mean", &[5, 6]) },
@@ -260,6 +265,7 @@ fn demands() -> Vec<Case> {
     vec![
         demand("typical", &[5, 0, 9, 2], &[0.7, 0.0, 1.9, 3.0], &random(16)),
         demand("large", &[900, 0, 333], &[4.0, 0.0, 1.3], &random(1233)),
+        demand("more rows than a block takes at once", &[5000, 0, 2049], &[2.0, 0.0, 1.1], &random(7049)),
         demand("bin edges", &[edges.len()], &[1.0], &edges),
         demand("scaled bin edges", &[edges.len()], &[1024.0], &edges.iter().map(|e| e * 1024.0).collect::<Vec<_>>()),
         demand("spare rows", &[2], &[1.0], &[1.0, 2.0, f32::NAN, f32::NAN]),

@@ -13,6 +13,9 @@ const COUNTS: [usize; 6] = [1700, 0, 1, 257, 256, 900];
 
 /// Experts so small that what is certain decides, and that their scores may share all but a few bits.
 const SMALL_COUNTS: [usize; 6] = [11, 33, 3, 13, 2, 8];
+
+/// Experts whose rows are more than one workgroup or block takes at once.
+const LARGE_COUNTS: [usize; 4] = [5000, 3, 0, 2049];
 const TOP_K: usize = 4;
 
 /// One positive score.
@@ -48,7 +51,8 @@ fn scores(rng: &mut Rng, counts: &[usize], draw: Draw, special: bool) -> Vec<f32
     (0..counts.iter().sum()).map(&mut one).collect()
 }
 
-/// A selection, with the quotas as a function of the load; every other pair of seeds brings ids of which many are equal.
+/// A selection, with the quotas as a function of the load; every other pair of seeds brings ids of which many are equal, every other four
+/// rows in the order of token and slot within each expert, as a layer has them.
 fn select(seed: u64, counts: &[usize], rule: SelectRule, draw: Draw, quota: Quota) -> Case {
     let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
     let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
@@ -59,7 +63,17 @@ fn select(seed: u64, counts: &[usize], rule: SelectRule, draw: Draw, quota: Quot
     let mut pair_of_row: Vec<u32> = (0..pairs as u32).collect();
     (1..pairs).rev().for_each(|i| pair_of_row.swap(i, rng.below(i + 1)));
     pair_of_row.truncate(rows);
-    let ids: Vec<u32> = (0..2 * tokens).map(|word| rng.below(if word % 2 == 0 { 5 } else { 3 }) as u32).collect();
+    let mut ids: Vec<u64> = (0..tokens).map(|_| rng.below(5) as u64 | (rng.below(3) as u64) << 32).collect();
+    if (seed / 4).is_multiple_of(2) {
+        ids.sort_unstable();
+        let mut rest = &mut pair_of_row[..];
+        for &count in counts {
+            let (own, others) = rest.split_at_mut(count);
+            own.sort_unstable();
+            rest = others;
+        }
+    }
+    let ids: Vec<u32> = ids.into_iter().flat_map(|id| [id as u32, (id >> 32) as u32]).collect();
     let keys: Vec<u32> = (0..tokens).map(|_| rng.below(7) as u32).collect();
     let g: Vec<f32> = (0..pairs).map(|_| rng.normal() as f32).collect();
     let quotas: Vec<u32> = counts.iter().map(|&count| quota(count) as u32).collect();
@@ -93,17 +107,17 @@ fn select(seed: u64, counts: &[usize], rule: SelectRule, draw: Draw, quota: Quot
     case
 }
 
-fn demand(seed: u64, draw: Draw) -> Case {
+fn demand(seed: u64, counts: &[usize], draw: Draw) -> Case {
     let (mut case, mut rng) = (Case::new("bits"), Rng::new(seed));
-    let experts = COUNTS.len();
-    let scores = scores(&mut rng, &COUNTS, draw, true);
+    let experts = counts.len();
+    let scores = scores(&mut rng, counts, draw, true);
     let means: Vec<f32> = (0..experts).map(|_| draw(&mut rng)).collect();
     let args = Demand {
         rows: scores.len(),
         experts,
         score: case.f32("score", &scores),
         mean: case.f32("mean", &means),
-        offsets: case.u32("offsets", &offsets(&COUNTS)),
+        offsets: case.u32("offsets", &offsets(counts)),
         histogram: case.out("histogram", U32, experts * DEMAND_BINS),
         sums: case.out("sums", F32, experts * DEMAND_SUMS),
         counts: case.out("counts", U32, experts * DEMAND_COUNTS),
@@ -145,12 +159,21 @@ fn selections(runner: &dyn Runner) -> Result<(), String> {
             }
         }
     }
+    for ((kind, draw), quota) in KINDS.into_iter().zip(quotas.iter().cycle()) {
+        for rule in RULES {
+            seed += 3;
+            let case = select(seed, &LARGE_COUNTS, rule, draw, quota.1);
+            agree(&case, "stats", runner).map_err(|why| format!("{kind}, {rule:?}, {}, large: {why}", quota.0))?;
+        }
+    }
     Ok(())
 }
 
 fn histograms(runner: &dyn Runner) -> Result<(), String> {
     KINDS.into_iter().zip(0..).try_for_each(|((kind, draw), seed)| {
-        agree(&demand(seed, draw), "sums", runner).map_err(|why| format!("{kind}: {why}"))
+        [&COUNTS[..], &LARGE_COUNTS[..]].into_iter().try_for_each(|counts| {
+            agree(&demand(seed, counts, draw), "sums", runner).map_err(|why| format!("{kind}: {why}"))
+        })
     })
 }
 

@@ -9,11 +9,13 @@ use lrmoe::{CudaBackend, CudaOptions};
 #[path = "../support/mod.rs"]
 mod support;
 
+mod alignment;
 mod cache;
 mod cubins;
 mod failures;
 mod host;
 mod memory;
+mod offsets;
 mod wrappers;
 
 use support::outcome::{Outcome, text};
@@ -24,10 +26,19 @@ fn main() -> std::process::ExitCode {
         return std::process::ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let trials = [cubins::trials(), failures::trials(), cache::trials(), host::trials(), memory::trials(), wrappers::trials()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let trials = [
+        alignment::trials(),
+        cubins::trials(),
+        failures::trials(),
+        cache::trials(),
+        host::trials(),
+        memory::trials(),
+        offsets::trials(),
+        wrappers::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -37,6 +37,12 @@ constexpr bool OWN_STACKS = false;
 
 void fiber() { worker->run_fiber(); }
 
+// Without its directory.
+const char* file_of(Site at) {
+  const char* slash = strrchr(at.file, '/');
+  return slash ? slash + 1 : at.file;
+}
+
 }  // namespace
 
 u64 next_random(u64& state) {
@@ -82,7 +88,6 @@ Stack* Worker::take_stack(u32 index) {
   const u32 want = set_ * MAX_THREADS + index;
   while (stacks_.size() <= want) make_stacks();
   Stack* s = stacks_[want];
-  if (!s->tsan) s->tsan = __tsan_create_fiber(0);
 #else
   (void)index;
   if (free_.empty()) make_stacks();
@@ -216,7 +221,7 @@ void Worker::barrier(Site at) {
   if (!barrier_len)
     barrier_at = at;
   else if (!(barrier_at == at))
-    shim::fail(at, "__syncthreads here, but thread %u waits in the one at %s:%d", at_barrier[0]->index, barrier_at.file, barrier_at.line);
+    shim::fail(at, "__syncthreads here, but thread %u waits in the one at %s:%d", at_barrier[0]->index, file_of(barrier_at), barrier_at.line);
   TSAN(char* order = &barrier_order_[barrier_number & 1]; __tsan_release(order));
   // The last one to come goes on at once, unless chance decides.
   if (barrier_len + 1 == alive && options.schedule != Options::random) {
@@ -250,8 +255,7 @@ void fail(Site at, const char* format, ...) {
   va_start(list, format);
   vsnprintf(what, sizeof what, format, list);
   va_end(list);
-  const char* slash = strrchr(at.file, '/');
-  snprintf(whole, sizeof whole, "block %u, thread %u: %s (%s:%d)", now.block.x, now.thread.x, what, slash ? slash + 1 : at.file, at.line);
+  snprintf(whole, sizeof whole, "block %u, thread %u: %s (%s:%d)", now.block.x, now.thread.x, what, file_of(at), at.line);
   worker->fail(whole);
   worker->to_main();
 }
@@ -272,8 +276,7 @@ std::string Worker::stuck() {
     u32 count = 0;
     for (u32 j = i; j < threads; j++)
       if (!thread[j].done && t.in == thread[j].in && t.at == thread[j].at) told[j] = true, count++;
-    const char* slash = strrchr(t.at.file, '/');
-    snprintf(text, sizeof text, "; %u in %s (%s:%d), the first of them thread %u", count, t.in, slash ? slash + 1 : t.at.file, t.at.line, i);
+    snprintf(text, sizeof text, "; %u in %s (%s:%d), the first of them thread %u", count, t.in, file_of(t.at), t.at.line, i);
     all += text;
   }
   return all;
@@ -347,6 +350,12 @@ void Worker::begin(const Kernel& k, u32 blocks, u32 block_threads, u32 bytes, vo
   catch_faults();
 #if defined(SHIM_TSAN)
   main_tsan_ = __tsan_get_current_fiber();
+  // Made here: what a fiber makes comes after all that the fiber has done.
+  for (set_ = 0; set_ < STACK_SETS; set_++)
+    for (u32 i = 0; i < threads; i++) {
+      Stack* s = take_stack(i);
+      if (!s->tsan) s->tsan = __tsan_create_fiber(0);
+    }
   __tsan_release(&launch_order_);
 #elif !defined(SHIM_ASAN)
   const size_t need = shared_bytes + 2 * FENCE_BYTES;

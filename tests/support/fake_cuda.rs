@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::Library;
 use lrmoe::backend::cuda::{CudaKernel, build_cubins, cuda_kernels};
 
 use super::kernel_library::{Output, Sanitizer, Unit, build};
@@ -67,7 +67,8 @@ pub fn units(kernels: &[CudaKernel]) -> Vec<Unit> {
 /// The library that cargo has built beside this program.
 fn library() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(text)?;
-    let directories = program.ancestors().skip(1).take(2).flat_map(|directory| [directory.join("deps"), directory.into()]);
+    let directories =
+        program.ancestors().skip(1).take(2).flat_map(|directory| [directory.join("deps"), directory.into()]);
     let found = directories.map(|directory| directory.join("liblrmoe_fake_cuda.so")).find(|path| path.exists());
     found.ok_or_else(|| "liblrmoe_fake_cuda.so is not beside this program; it is for Linux only".into())
 }
@@ -100,8 +101,15 @@ fn check_loaded(sanitizer: Sanitizer) -> Result<(), String> {
         Sanitizer::Address => b"__asan_init",
     };
     // SAFETY: the symbol is only looked for.
-    let found = unsafe { Library::this().get::<unsafe extern "C" fn()>(symbol) }.is_ok();
-    if found { Ok(()) } else { Err(format!("{sanitizer:?} sanitizer: it has to be preloaded, as scripts/cuda_sanitize.sh does")) }
+    #[cfg(unix)]
+    let found = unsafe { libloading::os::unix::Library::this().get::<unsafe extern "C" fn()>(symbol) }.is_ok();
+    #[cfg(not(unix))]
+    let found = symbol.is_empty();
+    if found {
+        Ok(())
+    } else {
+        Err(format!("{sanitizer:?} sanitizer: it has to be preloaded, as scripts/cuda_sanitize.sh does"))
+    }
 }
 
 impl Fake {
@@ -119,7 +127,7 @@ impl Fake {
         }
         // SAFETY: this project's own library, whose symbols have these types. It stays loaded.
         let fake = unsafe {
-            let library = Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL).map_err(text)?;
+            let library = Library::new(&path).map_err(text)?;
             let fake = Self {
                 set: *library.get(b"lrmoe_fake_set").map_err(text)?,
                 get: *library.get(b"lrmoe_fake_get").map_err(text)?,

@@ -104,7 +104,14 @@ fn version() -> Result<String, String> {
 
 /// Flags for every file. A sum and a product are rounded one by one, as NVRTC is told too.
 fn common() -> Vec<String> {
-    let flags = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-ffp-contract=off", "-fstack-clash-protection"];
+    let flags = [
+        "-std=c++17",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-ffp-contract=off",
+        "-fstack-clash-protection",
+    ];
     let mut flags: Vec<String> = flags.map(Into::into).into();
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
@@ -144,7 +151,7 @@ fn read_by(unit: &str) -> Result<String, String> {
     for line in unit.lines() {
         let name = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
         let Some(name) = name.filter(|name| name.ends_with(".cu")) else { continue };
-        let path = ["cuda", "tests/shim/trials"].map(|directory| root().join(directory).join(name));
+        let path = ["cuda", "tests/shim"].map(|directory| root().join(directory).join(name));
         all.push_str(&path.iter().find(|path| path.exists()).map_or(Ok(String::new()), |path| read(path))?);
     }
     Ok(all)
@@ -198,27 +205,28 @@ pub fn build(units: &[Unit], sanitizer: Sanitizer, output: Output) -> Result<Pat
     let (version, directory) = (version()?, directory()?);
     let mut objects = Vec::new();
     let mut tasks = Vec::new();
-    let mut object = |what: &str, unit: &str, flags: &[&str], inputs: &str, source: Option<PathBuf>| -> Result<(), String> {
-        let flags: Vec<String> = common().into_iter().chain(flags.iter().map(|&flag| flag.to_owned())).collect();
-        let name = hash((unit, inputs, &flags, &version));
-        let object = directory.join(format!("{name}.o"));
-        objects.push((name.clone(), object.clone()));
-        if object.exists() {
-            return Ok(());
-        }
-        let source = match source {
-            Some(source) => source,
-            None => {
-                let source = directory.join(format!("{name}.cpp"));
-                let fresh = directory.join(format!("{name}-{}.new", std::process::id()));
-                std::fs::write(&fresh, unit).map_err(text)?;
-                std::fs::rename(&fresh, &source).map_err(text)?;
-                source
+    let mut object =
+        |what: &str, unit: &str, flags: &[&str], inputs: &str, source: Option<PathBuf>| -> Result<(), String> {
+            let flags: Vec<String> = common().into_iter().chain(flags.iter().map(|&flag| flag.to_owned())).collect();
+            let name = hash((unit, inputs, &flags, &version));
+            let object = directory.join(format!("{name}.o"));
+            objects.push((name.clone(), object.clone()));
+            if object.exists() {
+                return Ok(());
             }
+            let source = match source {
+                Some(source) => source,
+                None => {
+                    let source = directory.join(format!("{name}.cpp"));
+                    let fresh = directory.join(format!("{name}-{}.new", std::process::id()));
+                    std::fs::write(&fresh, unit).map_err(text)?;
+                    std::fs::rename(&fresh, &source).map_err(text)?;
+                    source
+                }
+            };
+            tasks.push(Task { what: what.to_owned(), source, object, flags });
+            Ok(())
         };
-        tasks.push(Task { what: what.to_owned(), source, object, flags });
-        Ok(())
-    };
     for unit in units {
         object(&unit.name, &unit.text, sanitizer.kernels(), &read_by(&unit.text)?, None)?;
     }
@@ -256,6 +264,8 @@ fn compile(tasks: &[Task]) -> Result<(), String> {
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..JOBS).map(|number| scope.spawn(move || work(number))).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a compiler's thread panicked".to_owned())?)
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| "a compiler's thread panicked".to_owned())?)
     })
 }

@@ -11,6 +11,7 @@ use super::kernels::checks::{CheckIndex, CheckOffsets};
 use super::launch::{Ptr, blocks_of, u32_of};
 use crate::backend::faults::{self, Place, WORDS, first_error, offset_count};
 use crate::backend::known::Question;
+use crate::backend::pending::Checked;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -26,13 +27,18 @@ const THREADS: usize = 256;
 /// Checks of one submitted recording, to be looked at when it has run.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Order of submission.
-    pub(super) sequence: u64,
+    sequence: u64,
     last: Event,
     context: Arc<Context>,
     words: Mutex<Option<Mapped>>,
     places: Vec<Place>,
     outcome: OnceLock<Option<Error>>,
+}
+
+impl Checked for Pending {
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
 }
 
 impl Pending {
@@ -77,7 +83,7 @@ impl Exec<'_> {
     pub(super) fn check_offsets(&mut self, offsets: &CudaBuffer, groups: usize, rows: usize) -> Result<()> {
         let entries = offset_count(groups)?;
         let pointer = Ptr::u32(offsets, entries)?;
-        if !self.asks(Question::Offsets { groups, rows }, &[offsets]) {
+        if !self.workspace.asks(Question::Offsets { groups, rows }, &[offsets]) {
             return Ok(());
         }
         let Some(faults) = self.place(Place::Offsets { rows })? else { return Ok(()) };
@@ -98,7 +104,7 @@ impl Exec<'_> {
         let about: Vec<_> = std::iter::once(index.buffer).chain(offsets).collect();
         let offsets = Ptr::optional_u32(offsets, offset_count(groups)?)?;
         let Some(limit) = index.entry_limit() else { return Ok(()) };
-        if !self.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
+        if !self.workspace.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
             return Ok(());
         }
         let Some(faults) = self.place(Place::Index { name: index.name, limit })? else { return Ok(()) };

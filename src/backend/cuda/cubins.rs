@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::nvrtc::Nvrtc;
+use rayon::prelude::*;
+
+use super::nvrtc::{Compiled, Nvrtc};
 use super::source;
 use super::table::Spec;
 use crate::backend::bytes::{cache_directory, hash};
@@ -11,7 +13,7 @@ use crate::{Error, Result};
 /// Architectures that cubins are built for ahead of time: each runs on its major version from its minor one on.
 pub const CUBIN_ARCHS: &[u32] = &[80, 90, 100];
 
-/// First bytes of a file, before its key, the length and hash of the machine code, and the machine code.
+/// First bytes of a file.
 const MAGIC: &[u8; 8] = b"lrmoecu1";
 
 /// Where machine code comes from.
@@ -29,7 +31,7 @@ impl Cubins {
         let variable = || std::env::var_os("LRMOE_CUBIN_DIR").filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
             carried: carried.map(Path::to_path_buf).or_else(variable),
-            cache: cache.map(Path::to_path_buf).or_else(|| cache_directory().map(|directory| directory.join("cuda"))),
+            cache: cache.map(Path::to_path_buf).or_else(default_cache),
             sm,
         }
     }
@@ -52,20 +54,7 @@ impl Cubins {
             let (major, minor) = nvrtc.version;
             missing(format!("NVRTC {major}.{minor} does not compile for sm_{}; use a newer one", self.sm))
         })?;
-        let options = source::options(sm);
-        let key = key(&text, &options, Some(nvrtc.version));
-        let path = self.cache.as_ref().map(|cache| cache.join(file_name(spec.file, sm, &key)));
-        if let Some(cubin) = path.as_ref().and_then(|path| read(path, &key)) {
-            return Ok(cubin);
-        }
-        log::debug!("compiling `{}` for sm_{sm}", spec.file);
-        let compiled = nvrtc.compile(spec.file, &text, &options)?;
-        if let Some(path) = path
-            && let Err(error) = write(&path, &key, &compiled.cubin)
-        {
-            log::warn!("{} is not written: {error}; the kernel will be compiled again", path.display());
-        }
-        Ok(compiled.cubin)
+        compile(nvrtc, spec.file, &text, sm, self.cache.as_deref()).map(|compiled| compiled.cubin)
     }
 
     fn carried(&self, spec: &Spec, text: &str) -> Option<Vec<u8>> {
@@ -73,9 +62,32 @@ impl Cubins {
         let candidates = CUBIN_ARCHS.iter().rev().filter(|&&arch| runs_on(arch, self.sm));
         candidates.copied().find_map(|sm| {
             let key = key(text, &source::options(sm), None);
-            read(&carried.join(file_name(spec.file, sm, &key)), &key)
+            read(&carried.join(file_name(spec.file, sm, &key)), &key).map(|compiled| compiled.cubin)
         })
     }
+}
+
+/// What the compiler makes of a text, or made of it before.
+fn compile(nvrtc: &Nvrtc, file: &str, text: &str, sm: u32, cache: Option<&Path>) -> Result<Compiled> {
+    let options = source::options(sm);
+    let key = key(text, &options, Some(nvrtc.version));
+    let path = cache.map(|cache| cache.join(file_name(file, sm, &key)));
+    if let Some(compiled) = path.as_ref().and_then(|path| read(path, &key)) {
+        return Ok(compiled);
+    }
+    log::debug!("compiling `{file}` for sm_{sm}");
+    let compiled = nvrtc.compile(file, text, &options)?;
+    if let Some(path) = path
+        && let Err(error) = write(&path, &key, &compiled)
+    {
+        log::warn!("{} is not written: {error}; the kernel will be compiled again", path.display());
+    }
+    Ok(compiled)
+}
+
+/// Where compiled kernels are kept unless something else is said.
+fn default_cache() -> Option<PathBuf> {
+    cache_directory().map(|directory| directory.join("cuda"))
 }
 
 /// Whether machine code for one architecture runs on another.
@@ -103,28 +115,34 @@ fn file_name(file: &str, sm: u32, key: &str) -> String {
 }
 
 /// Machine code from a file that is whole and of this key.
-fn read(path: &Path, key: &str) -> Option<Vec<u8>> {
+fn read(path: &Path, key: &str) -> Option<Compiled> {
     let bytes = std::fs::read(path).ok()?;
     let whole = unpack(&bytes, key);
     if whole.is_none() {
         log::warn!("{} is damaged and is made again", path.display());
     }
-    whole.map(<[u8]>::to_vec)
+    whole
 }
 
-fn unpack<'a>(bytes: &'a [u8], key: &str) -> Option<&'a [u8]> {
+/// Eight bytes each: the hash of the key, that of the rest, and the length of the machine code, before the compiler's output.
+fn unpack(bytes: &[u8], key: &str) -> Option<Compiled> {
     let rest = bytes.strip_prefix(MAGIC)?;
     let (key_hash, rest) = rest.split_first_chunk::<8>()?;
-    let (cubin_hash, cubin) = rest.split_first_chunk::<8>()?;
-    let same = u64::from_le_bytes(*key_hash) == hash(key.as_bytes()) && u64::from_le_bytes(*cubin_hash) == hash(cubin);
-    (same && !cubin.is_empty()).then_some(cubin)
+    let (content_hash, rest) = rest.split_first_chunk::<8>()?;
+    let same = u64::from_le_bytes(*key_hash) == hash(key.as_bytes()) && u64::from_le_bytes(*content_hash) == hash(rest);
+    let (length, content) = rest.split_first_chunk::<8>().filter(|_| same)?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length > 0)?;
+    let (cubin, log) = content.split_at_checked(length)?;
+    Some(Compiled { cubin: cubin.to_vec(), log: String::from_utf8_lossy(log).into_owned() })
 }
 
 /// Writes a file as a whole: other processes see the old one or the new one.
-fn write(path: &Path, key: &str, cubin: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, key: &str, compiled: &Compiled) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
     std::fs::create_dir_all(directory)?;
-    let bytes = [&MAGIC[..], &hash(key.as_bytes()).to_le_bytes(), &hash(cubin).to_le_bytes(), cubin].concat();
+    let length = (compiled.cubin.len() as u64).to_le_bytes();
+    let content = [&length[..], &compiled.cubin, compiled.log.as_bytes()].concat();
+    let bytes = [&MAGIC[..], &hash(key.as_bytes()).to_le_bytes(), &hash(&content).to_le_bytes(), &content].concat();
     let own = path.with_extension(format!("{}-{:?}.tmp", std::process::id(), std::thread::current().id()));
     std::fs::write(&own, bytes)?;
     std::fs::rename(&own, path).inspect_err(|_| drop(std::fs::remove_file(&own)))
@@ -160,7 +178,7 @@ pub struct Cubin {
 
 /// Compiles every kernel for some architectures, and writes the machine code to a directory where one is given: carried along and
 /// named by [`CudaOptions::cubin_dir`](super::CudaOptions::cubin_dir) or `LRMOE_CUBIN_DIR`, it is used on machines without NVRTC. No GPU is
-/// needed.
+/// needed, and nothing is compiled that earlier runs have kept.
 ///
 /// # Errors
 /// [`Error::Unsupported`] without NVRTC, [`Error::Compile`] with the compiler's output, [`Error::Input`] for a directory that cannot be written.
@@ -169,31 +187,22 @@ pub fn build_cubins(directory: Option<&Path>, archs: &[u32]) -> Result<Vec<Cubin
     let mut files: Vec<&Spec> = super::kernels::specs().collect();
     files.sort_by_key(|spec| spec.file);
     files.dedup_by_key(|spec| spec.file);
-    let mut cubins = Vec::new();
-    for spec in files {
+    let cache = default_cache();
+    let all: Vec<(&Spec, u32)> = files.iter().flat_map(|spec| archs.iter().map(move |&sm| (*spec, sm))).collect();
+    let build = |(spec, sm): (&Spec, u32)| {
         let text = source::text(spec.file, spec.text);
-        for &sm in archs {
-            let options = source::options(sm);
-            let compiled = nvrtc.compile(spec.file, &text, &options)?;
-            let path = directory.map(|directory| {
-                let key = key(&text, &options, None);
-                let path = directory.join(file_name(spec.file, sm, &key));
-                let failed = |error: std::io::Error| Error::Input {
-                    what: path.display().to_string(),
-                    reason: error.to_string(),
-                };
-                write(&path, &key, &compiled.cubin).map_err(failed).map(|()| path.clone())
-            });
-            cubins.push(Cubin {
-                file: spec.file.to_owned(),
-                sm,
-                image: compiled.cubin,
-                kernels: usage(&compiled.log),
-                path: path.transpose()?,
-            });
-        }
-    }
-    Ok(cubins)
+        let compiled = compile(nvrtc, spec.file, &text, sm, cache.as_deref())?;
+        let path = directory.map(|directory| {
+            let key = key(&text, &source::options(sm), None);
+            let path = directory.join(file_name(spec.file, sm, &key));
+            let failed =
+                |error: std::io::Error| Error::Input { what: path.display().to_string(), reason: error.to_string() };
+            write(&path, &key, &compiled).map_err(failed).map(|()| path.clone())
+        });
+        let kernels = usage(&compiled.log);
+        Ok(Cubin { file: spec.file.to_owned(), sm, image: compiled.cubin, kernels, path: path.transpose()? })
+    };
+    all.into_par_iter().map(build).collect()
 }
 
 /// Compiles a text of kernels of someone's own, which may include `dev.h` and the other headers of `cuda/`.
@@ -240,8 +249,9 @@ mod tests {
     fn a_damaged_file_is_not_machine_code() {
         let directory = std::env::temp_dir().join(format!("lrmoe-cubins-{}", std::process::id()));
         let path = directory.join("x.cubin");
-        write(&path, "key", b"machine code").unwrap();
-        assert_eq!(read(&path, "key").as_deref(), Some(&b"machine code"[..]));
+        let compiled = Compiled { cubin: b"machine code".to_vec(), log: "14 registers".into() };
+        write(&path, "key", &compiled).unwrap();
+        assert_eq!(read(&path, "key").as_ref(), Some(&compiled));
         assert_eq!(read(&path, "another key"), None);
         let whole = std::fs::read(&path).unwrap();
         for cut in 0..whole.len() {

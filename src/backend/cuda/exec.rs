@@ -15,7 +15,8 @@ use super::table::Spec;
 use crate::backend::Buffer;
 use crate::backend::bytes::word_of;
 use crate::backend::faults::{CHECKS_PER_COMMAND, Place};
-use crate::backend::known::{Known, Question};
+use crate::backend::known::Question;
+use crate::backend::workspace::Workspace;
 use crate::memory::Category;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -31,11 +32,8 @@ const MOST_BLOCKS: u64 = i32::MAX as u64;
 pub(super) struct Exec<'a> {
     inner: &'a Inner,
     command: &'static str,
-    /// Workspace of the current command, of earlier ones, and of all.
-    in_use: Vec<CudaBuffer>,
-    idle: Vec<CudaBuffer>,
-    kept: Vec<CudaBuffer>,
-    pub(super) known: Known<CudaBuffer>,
+    /// Kept until all is submitted, since others may write what is back in the pool first.
+    pub(super) workspace: Workspace<CudaBuffer>,
     pub(super) faults: Option<Mapped>,
     pub(super) places: Vec<Place>,
     pub(super) places_at_most: usize,
@@ -58,10 +56,7 @@ impl<'a> Exec<'a> {
         Ok(Self {
             inner,
             command: "",
-            in_use: Vec::new(),
-            idle: Vec::new(),
-            kept: Vec::new(),
-            known: Known::default(),
+            workspace: Workspace::default(),
             faults: None,
             places: Vec::new(),
             places_at_most: commands * CHECKS_PER_COMMAND,
@@ -86,7 +81,7 @@ impl<'a> Exec<'a> {
 
     /// Ends the current command.
     pub(super) fn end(&mut self) -> Result<()> {
-        self.idle.append(&mut self.in_use);
+        self.workspace.end();
         self.inner.context.mark(self.command)?;
         if let Some(times) = &mut self.times {
             times.push(Event::record(&self.inner.context, true)?);
@@ -99,20 +94,13 @@ impl<'a> Exec<'a> {
     /// # Errors
     /// As [`Backend::alloc`](crate::Backend::alloc).
     pub(super) fn scratch(&mut self, name: &str, dtype: DType, len: usize) -> Result<CudaBuffer> {
-        let fits = |idle: &CudaBuffer| idle.dtype() == dtype && idle.len() >= len && idle.len() / 2 <= len;
-        let buffer = match self.idle.iter().position(fits) {
-            Some(at) => self.idle.swap_remove(at),
-            None => self.inner.alloc(name, dtype, len, Category::Scratch)?,
-        };
-        self.in_use.push(buffer.clone());
-        Ok(buffer)
+        let alloc = || self.inner.alloc(name, dtype, len, Category::Scratch);
+        self.workspace.take(dtype, len, alloc)
     }
 
     /// Workspace until the end of the recording.
     pub(super) fn scratch_kept(&mut self, name: &str, dtype: DType, len: usize) -> Result<CudaBuffer> {
-        let buffer = self.inner.alloc(name, dtype, len, Category::Scratch)?;
-        self.kept.push(buffer.clone());
-        Ok(buffer)
+        self.inner.alloc(name, dtype, len, Category::Scratch).map(|buffer| self.workspace.keep(buffer))
     }
 
     /// What `find` makes of buffers in workspace of that many words, or made of them before in this recording.
@@ -126,22 +114,13 @@ impl<'a> Exec<'a> {
         (name, words): (&str, usize),
         find: impl FnOnce(&mut Self, &CudaBuffer) -> Result<()>,
     ) -> Result<CudaBuffer> {
-        if let Some(Some(found)) = self.known.find(question, about) {
+        if let Some(found) = self.workspace.found(question, about) {
             return Ok(found);
         }
         let found = self.scratch_kept(name, DType::U32, words)?;
         find(self, &found)?;
-        self.known.add(question, about, Some(found.clone()));
+        self.workspace.remember(question, about, &found);
         Ok(found)
-    }
-
-    /// Whether a check has to be made: not twice of buffers that nothing has written since.
-    pub(super) fn asks(&mut self, question: Question, about: &[&CudaBuffer]) -> bool {
-        let new = self.known.find(question, about).is_none();
-        if new {
-            self.known.add(question, about, None);
-        }
-        new
     }
 
     /// Sets every word, or every element of 16 bits, to a pattern.
@@ -211,12 +190,12 @@ impl<'a> Exec<'a> {
     /// Submits what belongs behind the last command.
     pub(super) fn finish(mut self) -> Result<Submitted> {
         let context = &self.inner.context;
-        let sequence = self.inner.next_sequence();
+        let sequence = self.inner.unsettled.next();
         let last = Event::record(context, false)?;
         let checks = match self.faults.take() {
             Some(words) => {
                 let pending = Pending::new(sequence, context, words, std::mem::take(&mut self.places))?;
-                self.inner.remember(&pending);
+                self.inner.unsettled.remember(&pending);
                 Some(pending)
             }
             None => None,
@@ -238,8 +217,8 @@ impl Drop for Exec<'_> {
     /// What was launched before an error may still write what it found.
     fn drop(&mut self) {
         let Some(words) = self.faults.take() else { return };
-        if let Ok(pending) = Pending::new(self.inner.next_sequence(), &self.inner.context, words, Vec::new()) {
-            self.inner.remember(&pending);
+        if let Ok(pending) = Pending::new(self.inner.unsettled.next(), &self.inner.context, words, Vec::new()) {
+            self.inner.unsettled.remember(&pending);
         }
     }
 }

@@ -75,14 +75,6 @@ impl Ptr {
         Self::any(buffer, elements)
     }
 
-    /// The bits of the first `elements` of a 32-bit type.
-    pub(super) fn bits(buffer: &CudaBuffer, elements: usize) -> Result<Self> {
-        if buffer.dtype().bytes() != 4 {
-            return Err(wrong_type(buffer, "f32 or u32"));
-        }
-        Self::any(buffer, elements)
-    }
-
     /// [`Ptr::f32`] of a buffer that may be absent.
     pub(super) fn optional_f32(buffer: Option<&CudaBuffer>, elements: usize) -> Result<Option<Self>> {
         buffer.map(|buffer| Self::f32(buffer, elements)).transpose()

@@ -36,8 +36,8 @@ mod source;
 mod table;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use buffer::CudaBuffer;
@@ -54,6 +54,7 @@ pub use kernels::gemm::Operands;
 use modules::Modules;
 
 use super::bytes::poison_bits;
+use super::pending::Unsettled;
 use super::pool::Pool;
 use super::{Backend, Caps};
 use crate::kernel::Access;
@@ -101,9 +102,6 @@ impl Default for CudaOptions {
     }
 }
 
-/// Recordings at most whose checks nobody has looked at.
-const MOST_PENDING: usize = 256;
-
 /// Runs recordings on a CUDA stream.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
@@ -115,11 +113,10 @@ struct Inner {
     // Before the context, which their handles are of.
     modules: Arc<Modules>,
     pool: Arc<Pool<Memory>>,
-    pending: Mutex<Vec<Arc<Pending>>>,
+    unsettled: Unsettled<Pending>,
     context: Arc<Context>,
     caps: Caps,
     options: CudaOptions,
-    sequence: AtomicU64,
     /// Held while a recording is launched: commands of two of them do not mix.
     launching: Mutex<()>,
 }
@@ -200,11 +197,10 @@ impl CudaBackend {
         let inner = Inner {
             modules,
             pool: Pool::new(Accountant::new(options.budget)),
-            pending: Mutex::default(),
+            unsettled: Unsettled::default(),
             caps: context.gpu.caps(),
             context,
             options,
-            sequence: AtomicU64::new(0),
             launching: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -257,36 +253,15 @@ impl Inner {
         Ok(buffer)
     }
 
-    fn next_sequence(&self) -> u64 {
-        self.sequence.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Vec<Arc<Pending>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember(&self, pending: &Arc<Pending>) {
-        self.pending().push(Arc::clone(pending));
-    }
-
-    /// Reports what the checks found of recordings before `sequence` whose fences are gone: nobody waits for them any more.
+    /// Reports what the checks found of recordings before `sequence` that nobody waits for any more.
     fn settle(&self, sequence: u64) -> Result<()> {
-        let settled: Vec<_> = {
-            let mut pending = self.pending();
-            let abandoned = |p: &mut Arc<Pending>| p.sequence < sequence && Arc::strong_count(p) == 1;
-            pending.extract_if(.., abandoned).collect()
-        };
-        let outcome = |pending: &Arc<Pending>| pending.outcome(self.options.time_limit);
-        settled.iter().map(outcome).fold(Ok(()), Result::and)
+        self.unsettled.settle(sequence, |pending| pending.outcome(self.options.time_limit))
     }
 
     /// Launches all commands.
     fn submit(&self, recording: &Recording<CudaBuffer>) -> Result<CudaFence> {
         self.context.alive()?;
-        // Of a caller who never waits: what has long run is looked at, so that it does not pile up.
-        if self.pending().len() >= MOST_PENDING {
-            self.settle(self.next_sequence())?;
-        }
+        self.unsettled.bound(|pending| pending.outcome(self.options.time_limit))?;
         let _launching = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = recording.commands();
         let mut exec = Exec::new(self, commands.len(), self.options.timings)?;
@@ -298,15 +273,15 @@ impl Inner {
                     bindings.iter().filter_map(|binding| binding.buffer).try_for_each(|b| self.context.check_own(b))?;
                     kernels::dispatch(kernel, &mut exec)?;
                     let written = bindings.into_iter().filter(|binding| binding.access == Access::Write);
-                    written.filter_map(|binding| binding.buffer).for_each(|buffer| exec.known.written(buffer));
+                    written.filter_map(|binding| binding.buffer).for_each(|buffer| exec.workspace.written(buffer));
                 }
                 Command::Fill { buffer, bits } => {
                     exec.fill(buffer, *bits)?;
-                    exec.known.written(buffer);
+                    exec.workspace.written(buffer);
                 }
                 Command::Copy { src, dst } => {
                     exec.copy(src, dst)?;
-                    exec.known.written(dst);
+                    exec.workspace.written(dst);
                 }
             }
             exec.end()?;
@@ -331,7 +306,7 @@ impl Inner {
         }
         self.context.wait_for(&fence.last, self.options.time_limit)?;
         if let Some(own) = &fence.checks {
-            self.pending().retain(|pending| !Arc::ptr_eq(pending, own));
+            self.unsettled.take(own);
             own.outcome(self.options.time_limit)?;
         }
         // Recordings before that nobody waits for are reported here.

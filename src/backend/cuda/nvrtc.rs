@@ -38,7 +38,7 @@ pub(super) struct Nvrtc {
 }
 
 /// Machine code, and what the compiler said: warnings, and with `--ptxas-options=-v` registers and spills of each kernel.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Compiled {
     pub(super) cubin: Vec<u8>,
     pub(super) log: String,

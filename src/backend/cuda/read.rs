@@ -30,7 +30,7 @@ impl Inner {
 
     /// Copies elements to the host, after everything submitted before, and reports what nobody waited for.
     pub(super) fn read(&self, buffer: &CudaBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
-        let before = self.next_sequence();
+        let before = self.unsettled.next();
         self.context.check_own(buffer)?;
         let len = range_len(buffer, &range)?;
         let dtype = buffer.dtype();

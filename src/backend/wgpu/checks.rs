@@ -10,6 +10,7 @@ use super::mapping::Mapping;
 use super::shader::{Constant, Param, Source, source};
 use crate::backend::faults::{self, Place, WORDS, first_error, offset_count};
 use crate::backend::known::Question;
+use crate::backend::pending::Checked;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -28,13 +29,18 @@ pub(crate) type Index<'a> = faults::Index<'a, WgpuBuffer>;
 /// Checks of one submitted recording, to be looked at when it has run.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Order of submission.
-    pub(super) sequence: u64,
+    sequence: u64,
     /// The last part of the recording.
     last: Option<wgpu::SubmissionIndex>,
     words: Mapping,
     places: Vec<Place>,
     outcome: OnceLock<Option<Error>>,
+}
+
+impl Checked for Pending {
+    fn sequence(&self) -> u64 {
+        self.sequence
+    }
 }
 
 impl Pending {
@@ -73,7 +79,7 @@ impl Encoder<'_> {
         let entries = offset_count(groups)?;
         let about = offsets;
         let offsets = Arg::u32("offsets", offsets, entries)?;
-        if !self.asks(Question::Offsets { groups, rows }, &[about]) {
+        if !self.workspace.asks(Question::Offsets { groups, rows }, &[about]) {
             return Ok(());
         }
         let Some((faults, place)) = self.place(Place::Offsets { rows })? else { return Ok(()) };
@@ -106,7 +112,7 @@ impl Encoder<'_> {
         let about: Vec<_> = std::iter::once(index.buffer).chain(offsets).collect();
         let offsets = Arg::optional_u32("offsets", offsets, offset_count(groups)?)?;
         let Some(limit) = index.entry_limit() else { return Ok(()) };
-        if !self.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
+        if !self.workspace.asks(Question::Index { rows, groups, limit, none: index.none }, &about) {
             return Ok(());
         }
         let Some((faults, place)) = self.place(Place::Index { name: index.name, limit })? else { return Ok(()) };

@@ -15,7 +15,8 @@ use super::windows::{ALIGNED, bindable, windows};
 use crate::backend::Buffer;
 use crate::backend::bytes::word_of;
 use crate::backend::faults::{CHECKS_PER_COMMAND, Place, WORDS};
-use crate::backend::known::{Known, Question};
+use crate::backend::known::Question;
+use crate::backend::workspace::Workspace;
 use crate::memory::Category;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -64,12 +65,8 @@ pub(crate) struct Encoder<'a> {
     chunk: Option<Chunk>,
     params: Vec<u8>,
     cost: u64,
-    /// Workspace of the current command, and of earlier ones: kept until all is submitted, since others may write what is
-    /// back in the pool first.
-    in_use: Vec<WgpuBuffer>,
-    idle: Vec<WgpuBuffer>,
-    kept: Vec<WgpuBuffer>,
-    pub(super) known: Known<WgpuBuffer>,
+    /// Kept until all is submitted, since others may write what is back in the pool first.
+    pub(super) workspace: Workspace<WgpuBuffer>,
     timer: Option<Timer>,
     pub(super) faults: Option<WgpuBuffer>,
     pub(super) places: Vec<Place>,
@@ -97,10 +94,7 @@ impl<'a> Encoder<'a> {
             chunk: None,
             params: Vec::new(),
             cost: 0,
-            in_use: Vec::new(),
-            idle: Vec::new(),
-            kept: Vec::new(),
-            known: Known::default(),
+            workspace: Workspace::default(),
             timer,
             faults: None,
             places: Vec::new(),
@@ -135,7 +129,7 @@ impl<'a> Encoder<'a> {
     /// Ends the current command.
     pub(super) fn end(&mut self) {
         self.pass = None;
-        self.idle.append(&mut self.in_use);
+        self.workspace.end();
     }
 
     /// Workspace of the current command, of undefined content.
@@ -143,20 +137,13 @@ impl<'a> Encoder<'a> {
     /// # Errors
     /// As [`Backend::alloc`](crate::Backend::alloc).
     pub(crate) fn scratch(&mut self, name: &str, dtype: DType, len: usize) -> Result<WgpuBuffer> {
-        let fits = |idle: &WgpuBuffer| idle.dtype() == dtype && idle.len() >= len && idle.len() / 2 <= len;
-        let buffer = match self.idle.iter().position(fits) {
-            Some(at) => self.idle.swap_remove(at),
-            None => self.inner.alloc(name, dtype, len, Category::Scratch)?,
-        };
-        self.in_use.push(buffer.clone());
-        Ok(buffer)
+        let alloc = || self.inner.alloc(name, dtype, len, Category::Scratch);
+        self.workspace.take(dtype, len, alloc)
     }
 
     /// Workspace until the end of the recording.
     pub(super) fn scratch_kept(&mut self, name: &str, dtype: DType, len: usize) -> Result<WgpuBuffer> {
-        let buffer = self.inner.alloc(name, dtype, len, Category::Scratch)?;
-        self.kept.push(buffer.clone());
-        Ok(buffer)
+        self.inner.alloc(name, dtype, len, Category::Scratch).map(|buffer| self.workspace.keep(buffer))
     }
 
     /// What `find` makes of buffers in workspace of that many words, or made of them before in this recording.
@@ -170,22 +157,13 @@ impl<'a> Encoder<'a> {
         (name, words): (&str, usize),
         find: impl FnOnce(&mut Self, &WgpuBuffer) -> Result<()>,
     ) -> Result<WgpuBuffer> {
-        if let Some(Some(found)) = self.known.find(question, about) {
+        if let Some(found) = self.workspace.found(question, about) {
             return Ok(found);
         }
         let found = self.scratch_kept(name, DType::U32, words)?;
         find(self, &found)?;
-        self.known.add(question, about, Some(found.clone()));
+        self.workspace.remember(question, about, &found);
         Ok(found)
-    }
-
-    /// Whether a check has to be made: not twice of buffers that nothing has written since.
-    pub(super) fn asks(&mut self, question: Question, about: &[&WgpuBuffer]) -> bool {
-        let new = self.known.find(question, about).is_none();
-        if new {
-            self.known.add(question, about, None);
-        }
-        new
     }
 
     /// Sets every word, or every element of 16 bits, to a pattern.
@@ -393,10 +371,10 @@ impl<'a> Encoder<'a> {
             timer.resolve(Self::encoder(&mut self.encoder, self.inner));
         }
         self.flush()?;
-        let sequence = self.inner.next_sequence();
+        let sequence = self.inner.unsettled.next();
         let checks = checks.map(|staging| {
             let pending = Pending::new(sequence, self.last.clone(), staging, std::mem::take(&mut self.places));
-            self.inner.remember(&pending);
+            self.inner.unsettled.remember(&pending);
             pending
         });
         Ok(Submitted { sequence, last: self.last.take(), checks, timer: self.timer.take() })

@@ -47,8 +47,8 @@ mod unroll;
 mod windows;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub(super) use adapter::NO_ADAPTER;
@@ -63,6 +63,7 @@ use timestamps::Timer;
 pub use tuning::{ChoiceSource, ChosenVariant, Tune};
 use tuning::{Findings, Tuner};
 
+use super::pending::Unsettled;
 use super::pool::Pool;
 use super::{Backend, Caps};
 use crate::kernel::Access;
@@ -127,9 +128,6 @@ impl Default for WgpuOptions {
     }
 }
 
-/// Recordings at most whose checks nobody has looked at.
-const MOST_PENDING: usize = 256;
-
 /// Smallest value of [`WgpuOptions::binding_bytes`].
 const LEAST_BINDING: u64 = 16 << 10;
 
@@ -149,10 +147,9 @@ pub(crate) struct Inner {
     pipelines: Arc<Pipelines>,
     tuner: Tuner,
     chunks: Mutex<Vec<Chunk>>,
-    pending: Mutex<Vec<Arc<Pending>>>,
+    unsettled: Unsettled<Pending>,
     /// Bytes of uploads since the last one that was waited for.
     uploaded: AtomicU64,
-    sequence: AtomicU64,
 }
 
 /// A submitted recording.
@@ -244,9 +241,8 @@ impl WgpuBackend {
             groups,
             pipelines,
             chunks: Mutex::default(),
-            pending: Mutex::default(),
+            unsettled: Unsettled::default(),
             uploaded: AtomicU64::new(0),
-            sequence: AtomicU64::new(0),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -342,40 +338,14 @@ impl Inner {
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner).extend(chunk);
     }
 
-    fn next_sequence(&self) -> u64 {
-        self.sequence.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Vec<Arc<Pending>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember(&self, pending: &Arc<Pending>) {
-        self.pending().push(Arc::clone(pending));
-    }
-
-    /// Reports what the checks found of recordings before `sequence` whose fences are gone: nobody waits for them any more.
+    /// Reports what the checks found of recordings before `sequence` that nobody waits for any more.
     fn settle(&self, sequence: u64) -> Result<()> {
-        let settled: Vec<_> = {
-            let mut pending = self.pending();
-            let abandoned = |p: &mut Arc<Pending>| p.sequence < sequence && Arc::strong_count(p) == 1;
-            pending.extract_if(.., abandoned).collect()
-        };
-        settled.iter().map(|pending| pending.outcome(&self.context)).fold(Ok(()), Result::and)
-    }
-
-    /// Reports what the checks of a recording found.
-    fn settle_own(&self, own: &Arc<Pending>) -> Result<()> {
-        self.pending().retain(|pending| !Arc::ptr_eq(pending, own));
-        own.outcome(&self.context)
+        self.unsettled.settle(sequence, |pending| pending.outcome(&self.context))
     }
 
     /// Encodes and submits.
     fn submit(&self, recording: &Recording<WgpuBuffer>) -> Result<WgpuFence> {
-        // Of a caller who never waits: what has long run is looked at, so that it does not pile up.
-        if self.pending().len() >= MOST_PENDING {
-            self.settle(self.next_sequence())?;
-        }
+        self.unsettled.bound(|pending| pending.outcome(&self.context))?;
         let commands = recording.commands();
         let timer = if self.options.timings { Timer::new(&self.context) } else { None };
         let mut encoder = Encoder::new(self, commands.len(), timer);
@@ -385,15 +355,15 @@ impl Inner {
                 Command::Dispatch(kernel) => {
                     kernels::dispatch(kernel, &mut encoder)?;
                     let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
-                    written.filter_map(|binding| binding.buffer).for_each(|buffer| encoder.known.written(buffer));
+                    written.filter_map(|binding| binding.buffer).for_each(|buffer| encoder.workspace.written(buffer));
                 }
                 Command::Fill { buffer, bits } => {
                     encoder.fill(buffer, *bits)?;
-                    encoder.known.written(buffer);
+                    encoder.workspace.written(buffer);
                 }
                 Command::Copy { src, dst } => {
                     encoder.copy(src, dst)?;
-                    encoder.known.written(dst);
+                    encoder.workspace.written(dst);
                 }
             }
         }
@@ -453,7 +423,10 @@ impl Backend for WgpuBackend {
         if let Some(last) = &fence.last {
             inner.context.wait_for(Some(last.clone()), "wait")?;
         }
-        let own = fence.checks.as_ref().map_or(Ok(()), |checks| inner.settle_own(checks));
+        let own = fence.checks.as_ref().map_or(Ok(()), |checks| {
+            inner.unsettled.take(checks);
+            checks.outcome(&inner.context)
+        });
         own.or_else(|error| inner.context.check_alive().and(Err(error)))?;
         // Recordings before that nobody waits for are reported here.
         inner.settle(fence.sequence)

@@ -89,7 +89,7 @@ impl Inner {
 
     /// Copies elements to the host, after everything submitted before, and reports what nobody waited for.
     pub(super) fn read(&self, buffer: &WgpuBuffer, range: std::ops::Range<usize>) -> Result<HostData> {
-        let before = self.next_sequence();
+        let before = self.unsettled.next();
         let elements = self.fetch(buffer, range)?;
         self.settle(before).map(|()| elements)
     }

@@ -17,7 +17,7 @@ KERNEL(64) fault_sites(u32* out, u32 fault) {
 }
 
 KERNEL(32) fault_masks(u32* out, u32 fault) {
-  out[threadIdx.x] = __ballot_sync(fault && threadIdx.x < 16 ? 0x0000ffffu : FULL_WARP, 1);
+  out[threadIdx.x] = __ballot_sync(fault && threadIdx.x < 16 ? 0x0001ffffu : FULL_WARP, 1);
 }
 
 KERNEL(32) fault_ldmatrix(u32* out, u32 fault) {

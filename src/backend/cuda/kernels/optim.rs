@@ -31,7 +31,7 @@ cuda_kernels! {
         lr: value f32,
     }
     /// Scaled sums of squares of blocks.
-    "sum_squares": SumSquares [] in PLAIN, threads 256, registers 48 {
+    "sum_squares": SumSquares [] in PLAIN, threads 256, registers 56 {
         x: read f32,
         partial: write f32,
         len: value u64,

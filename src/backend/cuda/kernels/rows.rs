@@ -19,6 +19,7 @@ cuda_kernels! {
         offsets: read u32,
         dst: write T,
         rows: value u64,
+        stored: value u64,
         cols: value u64,
         index_div: value u32,
         groups: value u32,
@@ -33,6 +34,7 @@ cuda_kernels! {
         offsets: read u32,
         dst: write f32,
         rows: value u64,
+        stored: value u64,
         cols: value u64,
         index_div: value u32,
         groups: value u32,
@@ -121,33 +123,28 @@ pub(super) fn gather_rows(args: &kernel::GatherRows<CudaBuffer>, to: &mut Exec<'
         }
         None => (None, Ptr::floats(&args.dst, total)?),
     };
+    let stored = args.src.len_rows(cols);
     to.check_offsets(&args.offsets, args.groups, rows)?;
     to.check_index(Index {
         name: "index",
         buffer: &args.index,
         rows: Extent::Used(&args.offsets, args.groups, rows),
         div: args.index_div,
-        limit: args.src.len_rows(cols),
+        limit: stored,
         none: false,
     })?;
     let groups = u32_of("groups", args.groups)?;
     let pack = if scale.is_some() { PACK } else { PACK_BYTES / src.dtype.bytes() };
     let shape = spans(rows, cols, pack, PACKS)?;
-    let (rows, cols) = (rows as u64, cols as u64);
+    let (rows, stored, cols) = (rows as u64, stored as u64, cols as u64);
     let (spans_per_row, team) = (shape.per_row, shape.team);
     match scale {
         Some(scale) => {
-            GatherScaled { src, index, scale, offsets, dst, rows, cols, index_div, groups, spans_per_row, team }.launch(
-                to,
-                shape.blocks,
-                0,
-            )
+            GatherScaled { src, index, scale, offsets, dst, rows, stored, cols, index_div, groups, spans_per_row, team }
+                .launch(to, shape.blocks, 0)
         }
-        None => GatherRows { src, index, offsets, dst, rows, cols, index_div, groups, spans_per_row, team }.launch(
-            to,
-            shape.blocks,
-            0,
-        ),
+        None => GatherRows { src, index, offsets, dst, rows, stored, cols, index_div, groups, spans_per_row, team }
+            .launch(to, shape.blocks, 0),
     }
 }
 

@@ -131,7 +131,7 @@ static void gather(const char* name) {
   u32 spans = (u32)((COLS + width - 1) / width);
   for (u64 s = 0; s < spans; s++) {
     run("far_256", name, 256, span_block(ROW, s, width), span_blocks(width), 0, [&] {
-      gather_rows<T>(src.p, index.p, offsets, dst.p, ROWS, COLS, 3, 1, spans, 32);
+      gather_rows<T>(src.p, index.p, offsets, dst.p, ROWS, ROWS, COLS, 3, 1, spans, 32);
     });
   }
   for (u64 c = 0; c < COLS; c++) check(to_f32(dst.p[ROW * COLS + c]) == src.value(c), "dst", c);
@@ -150,7 +150,7 @@ static void scaled(const char* name) {
   u32 spans = (u32)((COLS + width - 1) / width);
   for (u64 s = 0; s < spans; s++) {
     run("far_256", name, 256, span_block(ROW, s, width), span_blocks(width), 0, [&] {
-      gather_scaled<T>(src.p, index.p, scale.p, offsets, dst.p, ROWS, COLS, 1, 1, spans, 32);
+      gather_scaled<T>(src.p, index.p, scale.p, offsets, dst.p, ROWS, ROWS, COLS, 1, 1, spans, 32);
     });
   }
   for (u64 c = 0; c < COLS; c++) check(dst.p[ROW * COLS + c] == 0.5f * src.value(c), "dst", c);
