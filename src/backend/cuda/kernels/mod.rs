@@ -28,6 +28,8 @@ pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
         demand::SPECS,
         gemm::table::SPECS,
         gemm::table::ROWS_SPECS,
+        gemm::table::GATE_UP_SPECS,
+        gemm::table::DOWN_BACK_SPECS,
         gemm::table::WGRAD_SPECS,
         optim::SPECS,
         permute::SPECS,
