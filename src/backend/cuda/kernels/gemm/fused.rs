@@ -99,11 +99,7 @@ fn gate_up(up: &GroupedForward<CudaBuffer>, act: &SwiGlu<CudaBuffer>, to: &mut E
     Ok(true)
 }
 
-fn down_back(
-    down: &GroupedDgrad<CudaBuffer>,
-    act: &SwiGluBackward<CudaBuffer>,
-    to: &mut Exec<'_>,
-) -> Result<bool> {
+fn down_back(down: &GroupedDgrad<CudaBuffer>, act: &SwiGluBackward<CudaBuffer>, to: &mut Exec<'_>) -> Result<bool> {
     let width = act.width;
     let product = dgrad(down)?;
     let choice = product.choice(to);
