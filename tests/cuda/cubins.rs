@@ -176,8 +176,9 @@ fn instructions() -> Outcome {
                 continue;
             }
             checked += 1;
-            let counts = format!("{name} on sm_{}: HMMA {}, LDGSTS {}", cubin.sm, count("HMMA"), count("LDGSTS"));
-            holds(counts, count("HMMA") > 0)?;
+            let counts = ["HMMA", "LDSM", "LDGSTS"].map(count);
+            let what = format!("{name} on sm_{}: HMMA, LDSM, LDGSTS {counts:?}", cubin.sm);
+            holds(what, counts.iter().all(|&count| count > 0))?;
         }
     }
     holds(format!("{checked} kernels with tensor cores"), checked > 0)

@@ -63,7 +63,14 @@ fn refused_recording() -> Outcome {
 }
 
 fn foreign() -> Outcome {
-    generic::foreign(&backend(CudaOptions::default())?, &CudaBackend::new(CudaOptions::default()).map_err(text)?)
+    let mine = backend(CudaOptions::default())?;
+    generic::foreign(&mine, &CudaBackend::new(CudaOptions::default()).map_err(text)?)?;
+    // On the same stream, accounts and fences are still each backend's own.
+    let beside = mine.beside(CudaOptions { timings: true, ..Default::default() }).map_err(text)?;
+    let fence = beside.submit(&Recording::new()).map_err(text)?;
+    refused("a wait beside", mine.wait(&fence))?;
+    holds("no times of another's", mine.timings(&fence).is_none())?;
+    beside.wait(&fence).map_err(text)
 }
 
 fn times() -> Outcome {
