@@ -17,6 +17,7 @@ use crate::backend::bytes::word_of;
 use crate::backend::faults::{CHECKS_PER_COMMAND, Place};
 use crate::backend::known::Question;
 use crate::backend::workspace::Workspace;
+use crate::kernel::{Access, Kernel};
 use crate::memory::Category;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -77,6 +78,12 @@ impl<'a> Exec<'a> {
     /// Begins a command: its name stands in errors and at its time.
     pub(super) fn begin(&mut self, command: &'static str) {
         self.command = command;
+    }
+
+    /// Forgets what was known of what a kernel writes.
+    pub(super) fn written_by(&mut self, kernel: &Kernel<CudaBuffer>) {
+        let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
+        written.filter_map(|binding| binding.buffer).for_each(|buffer| self.workspace.written(buffer));
     }
 
     /// Ends the current command.

@@ -50,14 +50,14 @@ pub use cudarc;
 use cudarc::driver::CudaStream;
 pub use driver::{CudaDevice, cuda_devices};
 use exec::Exec;
-pub use kernels::gemm::Operands;
+pub use kernels::gemm::{GemmTile, Operands};
 use modules::Modules;
 
 use super::bytes::poison_bits;
 use super::pending::Unsettled;
 use super::pool::Pool;
 use super::{Backend, Caps};
-use crate::kernel::Access;
+use crate::kernel::Kernel;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;
 use crate::tensor::{DType, HostData};
@@ -78,6 +78,8 @@ pub struct CudaOptions {
     pub timings: bool,
     /// What grouped GEMMs make of f32 operands.
     pub operands: Operands,
+    /// Tiles of grouped GEMMs through weights; the sizes of a product decide where absent. Results have the same bits.
+    pub gemm_tile: Option<GemmTile>,
     /// How long a wait may take before it is an error.
     pub time_limit: Duration,
     /// Directory of [`build_cubins`]; what `LRMOE_CUBIN_DIR` names where absent.
@@ -95,6 +97,7 @@ impl Default for CudaOptions {
             checks: true,
             timings: false,
             operands: Operands::Full,
+            gemm_tile: None,
             time_limit: Duration::from_secs(60),
             cubin_dir: None,
             cache_dir: None,
@@ -265,16 +268,19 @@ impl Inner {
         let _launching = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = recording.commands();
         let mut exec = Exec::new(self, commands.len(), self.options.timings)?;
-        for command in commands {
+        let mut commands = commands.iter().peekable();
+        while let Some(command) = commands.next() {
             exec.begin(command.name());
             match command {
-                Command::Dispatch(kernel) => {
-                    let bindings = kernel.bindings();
-                    bindings.iter().filter_map(|binding| binding.buffer).try_for_each(|b| self.context.check_own(b))?;
-                    kernels::dispatch(kernel, &mut exec)?;
-                    let written = bindings.into_iter().filter(|binding| binding.access == Access::Write);
-                    written.filter_map(|binding| binding.buffer).for_each(|buffer| exec.workspace.written(buffer));
-                }
+                Command::Dispatch(kernel) => match commands.peek() {
+                    Some(&&Command::Dispatch(ref next)) if self.launch_both(kernel, next, &mut exec)? => {
+                        // The time of the two is the first one's.
+                        exec.end()?;
+                        exec.begin(next.name());
+                        commands.next();
+                    }
+                    _ => self.launch(kernel, &mut exec)?,
+                },
                 Command::Fill { buffer, bits } => {
                     exec.fill(buffer, *bits)?;
                     exec.workspace.written(buffer);
@@ -294,6 +300,38 @@ impl Inner {
             checks: submitted.checks,
             times: submitted.times,
         })
+    }
+
+    fn launch(&self, kernel: &Kernel<CudaBuffer>, exec: &mut Exec<'_>) -> Result<()> {
+        self.check_own(kernel)?;
+        kernels::dispatch(kernel, exec)?;
+        exec.written_by(kernel);
+        Ok(())
+    }
+
+    /// Launches two kernels as one, where there is one that does both.
+    fn launch_both(
+        &self,
+        first: &Kernel<CudaBuffer>,
+        second: &Kernel<CudaBuffer>,
+        exec: &mut Exec<'_>,
+    ) -> Result<bool> {
+        if !kernels::gemm::may_fuse(first, second) {
+            return Ok(false);
+        }
+        self.check_own(first)?;
+        self.check_own(second)?;
+        let both = kernels::gemm::fused(first, second, exec)?;
+        if both {
+            exec.written_by(first);
+            exec.written_by(second);
+        }
+        Ok(both)
+    }
+
+    fn check_own(&self, kernel: &Kernel<CudaBuffer>) -> Result<()> {
+        let buffers = kernel.bindings().into_iter().filter_map(|binding| binding.buffer);
+        buffers.into_iter().try_for_each(|buffer| self.context.check_own(buffer))
     }
 
     fn wait(&self, fence: &CudaFence) -> Result<()> {

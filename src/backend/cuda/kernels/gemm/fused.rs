@@ -26,7 +26,23 @@ const THREADS: usize = 256;
 const SLICES: u32 = 4 * 8 * 64 * 4;
 const SMALL_SLICES: u32 = SLICES / 2;
 
-/// Launches two commands as one where there is a kernel for that; nothing where there is none.
+/// Whether two commands are the two halves of what [`fused`] launches.
+pub(in crate::backend::cuda) fn may_fuse(first: &Kernel<CudaBuffer>, second: &Kernel<CudaBuffer>) -> bool {
+    let (link, fits) = match (first, second) {
+        (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => {
+            let sizes = (up.rows, up.groups, Some(up.n)) == (act.rows, act.groups, act.width.checked_mul(2));
+            (&up.out, sizes && up.offsets.is(&act.offsets) && act.ab.is(&up.out))
+        }
+        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act)) => {
+            let sizes = (down.rows, down.groups, down.k) == (act.rows, act.groups, act.width);
+            (&down.out, sizes && down.offsets.is(&act.offsets) && act.u.is(&down.out))
+        }
+        _ => return false,
+    };
+    fits && apart(first, second, link)
+}
+
+/// Launches two commands as one where there is a kernel for their types; nothing where there is none.
 ///
 /// # Errors
 /// Those of the two.
@@ -36,23 +52,8 @@ pub(in crate::backend::cuda) fn fused(
     to: &mut Exec<'_>,
 ) -> Result<bool> {
     match (first, second) {
-        (Kernel::GroupedForward(up), Kernel::SwiGlu(act))
-            if (up.rows, up.groups) == (act.rows, act.groups)
-                && Some(up.n) == act.width.checked_mul(2)
-                && up.offsets.is(&act.offsets)
-                && act.ab.is(&up.out)
-                && apart(first, second, &up.out) =>
-        {
-            gate_up(up, act, to)
-        }
-        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act))
-            if (down.rows, down.groups, down.k) == (act.rows, act.groups, act.width)
-                && down.offsets.is(&act.offsets)
-                && act.u.is(&down.out)
-                && apart(first, second, &down.out) =>
-        {
-            down_back(down, act, to)
-        }
+        (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => gate_up(up, act, to),
+        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act)) => down_back(down, act, to),
         _ => Ok(false),
     }
 }
@@ -99,11 +100,7 @@ fn gate_up(up: &GroupedForward<CudaBuffer>, act: &SwiGlu<CudaBuffer>, to: &mut E
     Ok(true)
 }
 
-fn down_back(
-    down: &GroupedDgrad<CudaBuffer>,
-    act: &SwiGluBackward<CudaBuffer>,
-    to: &mut Exec<'_>,
-) -> Result<bool> {
+fn down_back(down: &GroupedDgrad<CudaBuffer>, act: &SwiGluBackward<CudaBuffer>, to: &mut Exec<'_>) -> Result<bool> {
     let width = act.width;
     let product = dgrad(down)?;
     let choice = product.choice(to);

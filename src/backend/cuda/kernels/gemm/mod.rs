@@ -17,7 +17,7 @@ mod rows;
 pub(super) mod table;
 mod wgrad;
 
-pub(in crate::backend::cuda) use fused::fused;
+pub(in crate::backend::cuda) use fused::{fused, may_fuse};
 pub(super) use rows::{grouped_dgrad, grouped_forward};
 pub(super) use wgrad::grouped_wgrad;
 
@@ -39,6 +39,15 @@ pub enum Operands {
     /// It is rounded to the 16-bit type of the other operand first, as automatic mixed precision does; gradients of weights
     /// round two f32 operands to bf16.
     Rounded,
+}
+
+/// How many rows of the batch a block of a grouped GEMM takes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GemmTile {
+    /// 128 rows.
+    Large,
+    /// 32 rows: for few rows to an expert.
+    Small,
 }
 
 /// Bytes of shared memory of a block at most, so that two fit on a multiprocessor of every architecture: `Stage` in `lib_gemm_mma.h`.
