@@ -9,7 +9,7 @@ use crate::support::outcome::{Outcome, text};
 use crate::support::rng::Rng;
 use libtest_mimic::Trial;
 
-pub fn trials() -> Vec<Trial> {
+pub(crate) fn trials() -> Vec<Trial> {
     vec![
         crate::trial("gemm::gate_up_and_swiglu_are_one", gate_up),
         crate::trial("gemm::down_and_swiglu_backward_are_one", down_back),

@@ -75,6 +75,9 @@ fn gate_up(up: &GroupedForward<CudaBuffer>, act: &SwiGlu<CudaBuffer>, to: &mut E
     let width = act.width;
     let product = Product { cols: width, paired: true, ..forward(up)? };
     let choice = product.choice(to);
+    if choice.rounds_weights(&product) {
+        return Ok(false);
+    }
     let (spec, slices) = match choice {
         Choice::Large => (table::GATE_UP, SLICES),
         Choice::Small => (table::GATE_UP_SMALL, SMALL_SLICES),
@@ -104,6 +107,9 @@ fn down_back(down: &GroupedDgrad<CudaBuffer>, act: &SwiGluBackward<CudaBuffer>, 
     let width = act.width;
     let product = dgrad(down)?;
     let choice = product.choice(to);
+    if choice.rounds_weights(&product) {
+        return Ok(false);
+    }
     let (spec, slices) = match choice {
         Choice::Large => (table::DOWN_BACK, SLICES),
         Choice::Small => (table::DOWN_BACK_SMALL, SMALL_SLICES),

@@ -45,6 +45,11 @@ impl Choice {
             Self::Simt => SIMT,
         }
     }
+
+    /// Whether weights are f32 and are rounded.
+    pub(super) fn rounds_weights(self, product: &Product<'_>) -> bool {
+        matches!(self, Self::Rounded | Self::RoundedSmall) && product.w.dtype() == F32
+    }
 }
 
 /// One product on its way to the device.

@@ -12,6 +12,9 @@ const MIXED: &[&[DType]] = &[&[BF16, F32], &[F16, F32], &[BF16, F16], &[F16, BF1
 /// One of them is f32 and is rounded to the type of the other.
 const ROUNDED: &[&[DType]] = &[&[F32, BF16], &[F32, F16], &[BF16, F32], &[F16, F32]];
 
+/// Rows are f32 and are rounded to the type of the weights.
+const ROUNDED_ROWS: &[&[DType]] = &[&[F32, BF16], &[F32, F16]];
+
 const SINGLE: &[&[DType]] = &[&[F32, F32]];
 
 /// Pairs of dy and x without f16, and with it.
@@ -140,15 +143,15 @@ products! { ROWS_PARAMS; ROWS_SPECS;
 products! { GATE_UP_PARAMS; GATE_UP_SPECS;
     GATE_UP = "grouped_gate_up" in USUAL, registers 256;
     GATE_UP_SMALL = "grouped_gate_up_small" in USUAL, registers 168;
-    GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED, registers 256;
-    GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED, registers 168;
+    GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED_ROWS, registers 256;
+    GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
 products! { DOWN_BACK_PARAMS; DOWN_BACK_SPECS;
     DOWN_BACK = "grouped_down_back" in USUAL, registers 256;
     DOWN_BACK_SMALL = "grouped_down_back_small" in USUAL, registers 168;
-    DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED, registers 256;
-    DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED, registers 168;
+    DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED_ROWS, registers 256;
+    DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
 products! { WGRAD_PARAMS; WGRAD_SPECS;
