@@ -80,12 +80,6 @@ impl<'a> Exec<'a> {
         self.command = command;
     }
 
-    /// Forgets what was known of what a kernel writes.
-    pub(super) fn written_by(&mut self, kernel: &Kernel<CudaBuffer>) {
-        let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
-        written.filter_map(|binding| binding.buffer).for_each(|buffer| self.workspace.written(buffer));
-    }
-
     /// Ends the current command.
     pub(super) fn end(&mut self) -> Result<()> {
         self.workspace.end();
@@ -94,6 +88,12 @@ impl<'a> Exec<'a> {
             times.push(Event::record(&self.inner.context, true)?);
         }
         Ok(())
+    }
+
+    /// Forgets what a kernel may have changed.
+    pub(super) fn written(&mut self, kernel: &Kernel<CudaBuffer>) {
+        let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
+        written.filter_map(|binding| binding.buffer).for_each(|buffer| self.workspace.written(buffer));
     }
 
     /// Workspace of the current command, of undefined content.

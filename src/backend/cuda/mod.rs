@@ -74,8 +74,11 @@ pub struct CudaOptions {
     pub poison: bool,
     /// Check indices and offsets on the device; what is out of range is an error of `wait` or `read`.
     pub checks: bool,
-    /// Take the time of each command.
+    /// Take the time of each command. A command that is fused into the one before it has its time there, and next to none of its own.
     pub timings: bool,
+    /// Launch a grouped GEMM and the SwiGLU behind it as one kernel where there is one. Sums over the columns of a row may then
+    /// differ from those of two launches in the last bit.
+    pub fuse: bool,
     /// What grouped GEMMs make of f32 operands.
     pub operands: Operands,
     /// Tiles of grouped GEMMs through weights; the sizes of a product decide where absent. Results have the same bits.
@@ -96,6 +99,7 @@ impl Default for CudaOptions {
             poison: false,
             checks: true,
             timings: false,
+            fuse: true,
             operands: Operands::Full,
             gemm_tile: None,
             time_limit: Duration::from_secs(60),
@@ -268,19 +272,27 @@ impl Inner {
         let _launching = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = recording.commands();
         let mut exec = Exec::new(self, commands.len(), self.options.timings)?;
-        let mut commands = commands.iter().peekable();
-        while let Some(command) = commands.next() {
+        let mut rest = commands;
+        while let [command, behind @ ..] = rest {
+            rest = behind;
             exec.begin(command.name());
             match command {
-                Command::Dispatch(kernel) => match commands.peek() {
-                    Some(&&Command::Dispatch(ref next)) if self.launch_both(kernel, next, &mut exec)? => {
-                        // The time of the two is the first one's.
-                        exec.end()?;
-                        exec.begin(next.name());
-                        commands.next();
+                Command::Dispatch(kernel) => {
+                    self.check_own(kernel)?;
+                    match behind {
+                        [Command::Dispatch(next), behind @ ..] if self.fused(kernel, next, &mut exec)? => {
+                            rest = behind;
+                            exec.written(kernel);
+                            exec.end()?;
+                            exec.begin(next.name());
+                            exec.written(next);
+                        }
+                        _ => {
+                            kernels::dispatch(kernel, &mut exec)?;
+                            exec.written(kernel);
+                        }
                     }
-                    _ => self.launch(kernel, &mut exec)?,
-                },
+                }
                 Command::Fill { buffer, bits } => {
                     exec.fill(buffer, *bits)?;
                     exec.workspace.written(buffer);
@@ -302,36 +314,17 @@ impl Inner {
         })
     }
 
-    fn launch(&self, kernel: &Kernel<CudaBuffer>, exec: &mut Exec<'_>) -> Result<()> {
-        self.check_own(kernel)?;
-        kernels::dispatch(kernel, exec)?;
-        exec.written_by(kernel);
-        Ok(())
+    fn check_own(&self, kernel: &Kernel<CudaBuffer>) -> Result<()> {
+        kernel.bindings().iter().filter_map(|binding| binding.buffer).try_for_each(|b| self.context.check_own(b))
     }
 
-    /// Launches two kernels as one, where there is one that does both.
-    fn launch_both(
-        &self,
-        first: &Kernel<CudaBuffer>,
-        second: &Kernel<CudaBuffer>,
-        exec: &mut Exec<'_>,
-    ) -> Result<bool> {
-        if !kernels::gemm::may_fuse(first, second) {
+    /// Launches two commands as one, where that is wanted and there is a kernel for it.
+    fn fused(&self, kernel: &Kernel<CudaBuffer>, next: &Kernel<CudaBuffer>, exec: &mut Exec<'_>) -> Result<bool> {
+        if !self.options.fuse {
             return Ok(false);
         }
-        self.check_own(first)?;
-        self.check_own(second)?;
-        let both = kernels::gemm::fused(first, second, exec)?;
-        if both {
-            exec.written_by(first);
-            exec.written_by(second);
-        }
-        Ok(both)
-    }
-
-    fn check_own(&self, kernel: &Kernel<CudaBuffer>) -> Result<()> {
-        let buffers = kernel.bindings().into_iter().filter_map(|binding| binding.buffer);
-        buffers.into_iter().try_for_each(|buffer| self.context.check_own(buffer))
+        self.check_own(next)?;
+        kernels::fused(kernel, next, exec)
     }
 
     fn wait(&self, fence: &CudaFence) -> Result<()> {

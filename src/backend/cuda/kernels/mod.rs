@@ -15,6 +15,8 @@ mod shape;
 mod swiglu;
 mod systematic;
 
+pub(super) use gemm::fused;
+
 use super::buffer::CudaBuffer;
 use super::exec::Exec;
 use super::table::Spec;

@@ -27,7 +27,7 @@ const SLICES: u32 = 4 * 8 * 64 * 4;
 const SMALL_SLICES: u32 = SLICES / 2;
 
 /// Whether two commands are the two halves of what [`fused`] launches.
-pub(in crate::backend::cuda) fn may_fuse(first: &Kernel<CudaBuffer>, second: &Kernel<CudaBuffer>) -> bool {
+fn may_fuse(first: &Kernel<CudaBuffer>, second: &Kernel<CudaBuffer>) -> bool {
     let (link, fits) = match (first, second) {
         (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => {
             let sizes = (up.rows, up.groups, Some(up.n)) == (act.rows, act.groups, act.width.checked_mul(2));
@@ -51,6 +51,9 @@ pub(in crate::backend::cuda) fn fused(
     second: &Kernel<CudaBuffer>,
     to: &mut Exec<'_>,
 ) -> Result<bool> {
+    if !may_fuse(first, second) {
+        return Ok(false);
+    }
     match (first, second) {
         (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => gate_up(up, act, to),
         (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act)) => down_back(down, act, to),

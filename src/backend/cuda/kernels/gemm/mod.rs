@@ -17,7 +17,7 @@ mod rows;
 pub(super) mod table;
 mod wgrad;
 
-pub(in crate::backend::cuda) use fused::{fused, may_fuse};
+pub(in crate::backend::cuda) use fused::fused;
 pub(super) use rows::{grouped_dgrad, grouped_forward};
 pub(super) use wgrad::grouped_wgrad;
 
