@@ -97,6 +97,7 @@ const WGRAD_PARAMS: &[Param] = &[
     param(Kind::Value, "x_stored", "u32"),
     param(Kind::Value, "rows", "u32"),
     param(Kind::Value, "groups", "u32"),
+    param(Kind::Value, "splits", "u32"),
     param(Kind::Value, "n", "u32"),
     param(Kind::Value, "k", "u32"),
     param(Kind::Value, "flags", "u32"),
@@ -172,6 +173,16 @@ cuda_kernels! {
         groups: value u32,
         tile_rows: value u32,
         most: value u32,
+    }
+    /// Sums of the parts of matrices.
+    "gemm_splits": GemmSplits [] in PLAIN, threads 256, registers 40 {
+        parts: read f32,
+        offsets: read u32,
+        out: write f32,
+        each: value u64,
+        groups: value u32,
+        splits: value u32,
+        accumulate: value u32,
     }
     /// Norms from sums of squares.
     "gemm_norms": GemmNorms [] in PLAIN, threads 256, registers 40 {
