@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_swiglu.h"
 
-GEMM_ROUNDED(GEMM_DOWN_BACK, grouped_down_back_rounded_small, false, SmallShape)
+GEMM_ROUNDED_ROWS(GEMM_DOWN_BACK, grouped_down_back_rounded_small, false, SmallShape)

@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_swiglu.h"
 
-GEMM_ROUNDED(GEMM_GATE_UP, grouped_gate_up_rounded_small, true, SmallShape)
+GEMM_ROUNDED_ROWS(GEMM_GATE_UP, grouped_gate_up_rounded_small, true, SmallShape)

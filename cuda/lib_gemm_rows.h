@@ -138,9 +138,12 @@ typedef Shape<32, 128, 32, 1> SmallShape;
   KIND(name, forward, shape, bf16, f16, bf16, 1, 2)     \
   KIND(name, forward, shape, f16, bf16, bf16, 2, 1)
 
-// The f32 operand is rounded to the type of the other.
-#define GEMM_ROUNDED(KIND, name, forward, shape)        \
+// Rows in f32, rounded to the type of the weights, and weights in f32, rounded to that of the rows.
+#define GEMM_ROUNDED_ROWS(KIND, name, forward, shape)   \
   KIND(name, forward, shape, f32, bf16, bf16, 1, 1)     \
-  KIND(name, forward, shape, f32, f16, f16, 1, 1)       \
+  KIND(name, forward, shape, f32, f16, f16, 1, 1)
+
+#define GEMM_ROUNDED(KIND, name, forward, shape)        \
+  GEMM_ROUNDED_ROWS(KIND, name, forward, shape)         \
   KIND(name, forward, shape, bf16, f32, bf16, 1, 1)     \
   KIND(name, forward, shape, f16, f32, f16, 1, 1)

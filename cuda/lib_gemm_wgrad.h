@@ -1,4 +1,7 @@
 // wgrad: c[e][i, j] (+)= sum over rows r of group e of scale[r] dy[r, i] x[r, j].
+//
+// Where there are few tiles, the rows of a group are split into as many parts as fill the device: part p of group e goes to matrix
+// p E + e of the output, and gemm_splits adds them up.
 #pragma once
 #include "dev.h"
 #include "lib_gemm_mma.h"
@@ -19,7 +22,7 @@ struct WgradArgs {
   const u32* offsets;
   f32* out;
   u64 dy_div, x_div;
-  u32 dy_stored, x_stored, rows, groups, n, k, flags;
+  u32 dy_stored, x_stored, rows, groups, splits, n, k, flags;
 };
 
 template <class S, class D, class M, int left_pieces_, int right_pieces_, bool scaled_, bool scale_left_, class Shape_>
@@ -36,15 +39,24 @@ struct WgradOp {
 
   DEV u32 row_tiles(const Args& args) { return (args.n + Shape::tile_rows - 1) / Shape::tile_rows; }
   DEV u32 col_tiles(const Args& args) { return (args.k + Shape::tile_cols - 1) / Shape::tile_cols; }
-  DEV u32 tiles(const Args& args) { return args.groups * row_tiles(args) * col_tiles(args); }
+  DEV u32 tiles(const Args& args) { return args.groups * args.splits * row_tiles(args) * col_tiles(args); }
   DEV const f32* scale(const Args& args) { return args.scale; }
 
   DEV Spot spot(const Args& args, u32 tile) {
-    const u32 rows = row_tiles(args), cols = col_tiles(args), group = tile / (rows * cols);
-    const Place place = raster(tile - group * (rows * cols), rows, cols);
-    const u32 first = min(args.offsets[group], args.rows), end = min(args.offsets[group + 1], args.rows);
+    const u32 rows = row_tiles(args), cols = col_tiles(args), matrix = tile / (rows * cols);
+    const Place place = raster(tile - matrix * (rows * cols), rows, cols);
+    const u32 group = matrix % args.groups, split = matrix / args.groups;
+    u32 first = min(args.offsets[group], args.rows), end = min(args.offsets[group + 1], args.rows);
+    end = max(first, end);
+    if (args.splits > 1) {
+      // Whole stages, but for the last part.
+      const u64 part = (u64)(((end - first) / args.splits + Shape::steps) / Shape::steps * Shape::steps);
+      const u64 from = min(first + split * part, (u64)end);
+      end = (u32)min(from + part, (u64)end);
+      first = (u32)from;
+    }
     const u32 row = place.row * Shape::tile_rows;
-    return Spot{group, row, args.n - row, place.col * (u32)Shape::tile_cols, first, end > first ? end - first : 0};
+    return Spot{matrix, row, args.n - row, place.col * (u32)Shape::tile_cols, first, end - first};
   }
 
   DEV View<S> left(const Args& args, const Spot& spot) {
@@ -103,9 +115,10 @@ typedef Shape<128, 128, 32, 2> WgradShape;
 #define GEMM_WGRAD(name, scaled, S, D, M, left_pieces, right_pieces)                                                          \
   KERNEL_FITTING(GEMM_THREADS, WgradShape::fitting)                                                                           \
   name##_##S##_##D(const S* dy, const u32* dy_index, const f32* scale, const D* x, const u32* x_index, const u32* offsets,    \
-                   f32* out, u64 dy_div, u64 x_div, u32 dy_stored, u32 x_stored, u32 rows, u32 groups, u32 n, u32 k,          \
-                   u32 flags) {                                                                                               \
+                   f32* out, u64 dy_div, u64 x_div, u32 dy_stored, u32 x_stored, u32 rows, u32 groups, u32 splits, u32 n,     \
+                   u32 k, u32 flags) {                                                                                        \
     const bool scale_left = sizeof(S) == 4 || sizeof(D) != 4;                                                                 \
     multiply_tiles<WgradOp<S, D, M, left_pieces, right_pieces, scaled, scale_left, WgradShape>>(                              \
-        {dy, dy_index, scale, x, x_index, offsets, out, dy_div, x_div, dy_stored, x_stored, rows, groups, n, k, flags});      \
+        {dy, dy_index, scale, x, x_index, offsets, out, dy_div, x_div, dy_stored, x_stored, rows, groups, splits, n, k,       \
+         flags});                                                                                                             \
   }

@@ -58,8 +58,14 @@ fn wgpu() -> std::result::Result<Box<dyn Runner>, String> {
 }
 
 fn cuda() -> std::result::Result<Box<dyn Runner>, String> {
-    let (backend, label) = (support_cuda::cuda()?, "cuda".into());
-    Ok(Box::new(On { backend, label, factor: support_cuda::CUDA_FACTOR, tiny: SMALLEST_SUBNORMAL, variants: none }))
+    Ok(on_cuda(support_cuda::cuda()?, "cuda".into(), || {
+        let variants = support_cuda::cuda_gemm_variants()?;
+        Ok(variants.into_iter().map(|(label, backend)| on_cuda(backend, label, none)).collect())
+    }))
+}
+
+fn on_cuda(backend: impl Backend, label: String, variants: Variants) -> Box<dyn Runner> {
+    Box::new(On { backend, label, factor: support_cuda::CUDA_FACTOR, tiny: SMALLEST_SUBNORMAL, variants })
 }
 
 fn on_wgpu(backend: impl Backend, label: String, variants: Variants) -> Box<dyn Runner> {

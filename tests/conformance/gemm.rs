@@ -15,6 +15,8 @@ struct Problem {
     n: usize,
     k: usize,
     dtype: DType,
+    /// Element type of weights, and of x where dy is the other one.
+    other: DType,
     /// Rows behind the last offset, in every row array.
     spare: usize,
     /// Divisor; with an index into rows in another order.
@@ -31,6 +33,7 @@ const PLAIN: Problem = Problem {
     n: 8,
     k: 12,
     dtype: F32,
+    other: F32,
     spare: 0,
     index_div: None,
     scale: false,
@@ -59,12 +62,33 @@ fn problems() -> Vec<Problem> {
         Problem { index_div: Some(3), ..p("index with divisor", &[4, 0, 7]) },
         Problem { scale: true, ..p("scale", &[4, 2]) },
         Problem { index_div: Some(2), scale: true, accumulate: true, spare: 1, ..p("everything", &[9, 0, 4]) },
-        Problem { dtype: BF16, index_div: Some(2), ..p("bf16", &[6, 3]) },
-        Problem { dtype: F16, scale: true, ..p("f16", &[6, 3]) },
-        Problem { dtype: BF16, n: 33, k: 70, exact: true, ..p("exact integers bf16", &[40, 0, 31]) },
+        Problem { dtype: BF16, other: BF16, index_div: Some(2), ..p("bf16", &[6, 3]) },
+        Problem { dtype: F16, other: F16, scale: true, ..p("f16", &[6, 3]) },
+        Problem { other: BF16, n: 72, k: 136, index_div: Some(2), scale: true, ..p("f32 and bf16", &[50, 0, 131]) },
+        Problem { dtype: BF16, n: 40, k: 33, scale: true, accumulate: true, ..p("bf16 and f32", &[5, 0, 40]) },
+        Problem { other: F16, n: 33, k: 64, spare: 1, ..p("f32 and f16", &[35, 2]) },
+        Problem { dtype: F16, n: 24, k: 40, scale: true, ..p("f16 and f32", &[3, 17]) },
+        Problem {
+            dtype: BF16,
+            other: F16,
+            n: 19,
+            k: 48,
+            scale: true,
+            index_div: Some(1),
+            ..p("bf16 and f16", &[0, 20])
+        },
+        Problem { dtype: F16, other: BF16, n: 64, k: 21, ..p("f16 and bf16", &[33]) },
+        Problem { dtype: BF16, other: BF16, n: 33, k: 70, exact: true, ..p("exact integers bf16", &[40, 0, 31]) },
         Problem { n: 36, k: 60, ..p("weights of 25 KiB in experts of 8", &[3, 0, 5]) },
         Problem { n: 101, k: 60, accumulate: true, ..p("weights of 23 KiB in one expert", &[4]) },
-        Problem { n: 101, k: 61, dtype: BF16, spare: 1, ..p("experts of an odd number of halves", &[3, 2, 2]) },
+        Problem {
+            n: 101,
+            k: 61,
+            dtype: BF16,
+            other: BF16,
+            spare: 1,
+            ..p("experts of an odd number of halves", &[3, 2, 2])
+        },
         Problem { n: 6, k: 2100, ..p("rows of 8 KiB", &[1]) },
         Problem { n: 4, k: 4, exact: true, ..p("a group far above the mean", &[0, 1, 20_000, 0, 0, 0, 0, 3]) },
         // A software driver leaves loops after 65,535 iterations, without a word.
@@ -105,7 +129,7 @@ impl Problem {
         case: &mut Case,
         rng: &mut Rng,
         name: &'static str,
-        cols: usize,
+        (cols, dtype): (usize, DType),
     ) -> (Slot, Option<Slot>, Operand) {
         let (rows, total) = (self.rows(), self.total());
         let stored = total + 1;
@@ -121,7 +145,7 @@ impl Problem {
         for unused in (0..stored).filter(|row| !source.contains(row)) {
             values[unused * cols..(unused + 1) * cols].fill(f32::NAN);
         }
-        let (slot, values) = case.floats(name, &values, self.dtype);
+        let (slot, values) = case.floats(name, &values, dtype);
         (slot, index, Operand { values, cols, source })
     }
 
@@ -131,9 +155,9 @@ impl Problem {
 
     fn forward(&self) -> Case {
         let (mut case, mut rng) = (Case::new(self.name), Rng::new(11));
-        let (x, index, rows) = self.operand(&mut case, &mut rng, "x", self.k);
+        let (x, index, rows) = self.operand(&mut case, &mut rng, "x", (self.k, self.dtype));
         let weights = self.values(&mut rng, self.counts.len() * self.n * self.k);
-        let (w, weights) = case.floats("w", &weights, self.dtype);
+        let (w, weights) = case.floats("w", &weights, self.other);
         let offsets = case.u32("offsets", &offsets(&self.counts));
         let out = case.out("out", F32, self.total() * self.n);
         let args = GroupedForward {
@@ -159,9 +183,9 @@ impl Problem {
 
     fn dgrad(&self) -> Case {
         let (mut case, mut rng) = (Case::new(self.name), Rng::new(12));
-        let (dy, index, rows) = self.operand(&mut case, &mut rng, "dy", self.n);
+        let (dy, index, rows) = self.operand(&mut case, &mut rng, "dy", (self.n, self.dtype));
         let weights = self.values(&mut rng, self.counts.len() * self.n * self.k);
-        let (w, weights) = case.floats("w", &weights, self.dtype);
+        let (w, weights) = case.floats("w", &weights, self.other);
         let offsets = case.u32("offsets", &offsets(&self.counts));
         let out = case.out("out", F32, self.total() * self.k);
         let args = GroupedDgrad {
@@ -187,8 +211,8 @@ impl Problem {
 
     fn wgrad(&self) -> Case {
         let (mut case, mut rng) = (Case::new(self.name), Rng::new(13));
-        let (dy, dy_index, dy_rows) = self.operand(&mut case, &mut rng, "dy", self.n);
-        let (x, x_index, x_rows) = self.operand(&mut case, &mut rng, "x", self.k);
+        let (dy, dy_index, dy_rows) = self.operand(&mut case, &mut rng, "dy", (self.n, self.dtype));
+        let (x, x_index, x_rows) = self.operand(&mut case, &mut rng, "x", (self.k, self.other));
         let mut scale = self.values(&mut rng, self.rows());
         scale.resize(self.total(), f32::NAN);
         let dy_scale = self.scale.then(|| case.f32("dy_scale", &scale));

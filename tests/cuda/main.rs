@@ -13,6 +13,7 @@ mod alignment;
 mod cache;
 mod cubins;
 mod failures;
+mod gemm;
 mod host;
 mod memory;
 mod offsets;
@@ -30,6 +31,7 @@ fn main() -> std::process::ExitCode {
         alignment::trials(),
         cubins::trials(),
         failures::trials(),
+        gemm::trials(),
         cache::trials(),
         host::trials(),
         memory::trials(),

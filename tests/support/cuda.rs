@@ -3,6 +3,8 @@
 #[cfg(not(feature = "cuda"))]
 use lrmoe::CpuBackend;
 #[cfg(feature = "cuda")]
+use lrmoe::backend::cuda::GemmTile;
+#[cfg(feature = "cuda")]
 use lrmoe::{CudaBackend, CudaOptions};
 
 /// Factor on the CPU's bounds: exponentials are a few units in the last place worse, and sums are in another order.
@@ -40,6 +42,29 @@ pub fn cuda_with(options: CudaOptions) -> Result<CudaBackend, String> {
 #[allow(clippy::expect_used, reason = "a test without its device cannot go on")]
 pub fn cuda_here() -> CudaBackend {
     cuda().expect("trials on a missing device are ignored")
+}
+
+/// The same device with either tile of the grouped GEMMs, which must give the same bits.
+///
+/// # Errors
+/// As [`cuda`].
+#[cfg(feature = "cuda")]
+pub fn cuda_gemm_variants() -> Result<Vec<(String, CudaBackend)>, String> {
+    let variants = [("large tiles", GemmTile::Large), ("small tiles", GemmTile::Small)];
+    let open = |(label, tile): (&str, GemmTile)| {
+        let options = CudaOptions { poison: true, gemm_tile: Some(tile), ..CudaOptions::default() };
+        cuda_with(options).map(|backend| (label.to_owned(), backend))
+    };
+    variants.into_iter().map(open).collect()
+}
+
+/// None: there is no device.
+///
+/// # Errors
+/// Never.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_gemm_variants() -> Result<Vec<(String, CudaBackend)>, String> {
+    Ok(Vec::new())
 }
 
 /// [`cuda_here`] with a byte budget.

@@ -55,7 +55,7 @@ use cudarc::driver::CudaStream;
 pub use driver::{CudaDevice, cuda_devices};
 use event::Event;
 use exec::Exec;
-pub use kernels::gemm::Operands;
+pub use kernels::gemm::{GemmTile, Operands};
 use modules::Modules;
 
 use super::bytes::poison_bits;
@@ -86,6 +86,8 @@ pub struct CudaOptions {
     pub fuse: bool,
     /// What grouped GEMMs make of f32 operands.
     pub operands: Operands,
+    /// Tiles of grouped GEMMs through weights; the sizes of a product decide where absent. Results have the same bits.
+    pub gemm_tile: Option<GemmTile>,
     /// How long a wait may take before it is an error.
     pub time_limit: Duration,
     /// Directory of [`build_cubins`]; what `LRMOE_CUBIN_DIR` names where absent.
@@ -104,6 +106,7 @@ impl Default for CudaOptions {
             timings: false,
             fuse: true,
             operands: Operands::Full,
+            gemm_tile: None,
             time_limit: Duration::from_secs(60),
             cubin_dir: None,
             cache_dir: None,

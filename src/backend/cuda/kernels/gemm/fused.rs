@@ -26,7 +26,23 @@ const THREADS: usize = 256;
 const SLICES: u32 = 4 * 8 * 64 * 4;
 const SMALL_SLICES: u32 = SLICES / 2;
 
-/// Launches two commands as one where there is a kernel for that; nothing where there is none.
+/// Whether two commands are the two halves of what [`fused`] launches.
+fn may_fuse(first: &Kernel<CudaBuffer>, second: &Kernel<CudaBuffer>) -> bool {
+    let (link, fits) = match (first, second) {
+        (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => {
+            let sizes = (up.rows, up.groups, Some(up.n)) == (act.rows, act.groups, act.width.checked_mul(2));
+            (&up.out, sizes && up.offsets.is(&act.offsets) && act.ab.is(&up.out))
+        }
+        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act)) => {
+            let sizes = (down.rows, down.groups, down.k) == (act.rows, act.groups, act.width);
+            (&down.out, sizes && down.offsets.is(&act.offsets) && act.u.is(&down.out))
+        }
+        _ => return false,
+    };
+    fits && apart(first, second, link)
+}
+
+/// Launches two commands as one where there is a kernel for their types; nothing where there is none.
 ///
 /// # Errors
 /// Those of the two.
@@ -35,24 +51,12 @@ pub(in crate::backend::cuda) fn fused(
     second: &Kernel<CudaBuffer>,
     to: &mut Exec<'_>,
 ) -> Result<bool> {
+    if !may_fuse(first, second) {
+        return Ok(false);
+    }
     match (first, second) {
-        (Kernel::GroupedForward(up), Kernel::SwiGlu(act))
-            if (up.rows, up.groups) == (act.rows, act.groups)
-                && Some(up.n) == act.width.checked_mul(2)
-                && up.offsets.is(&act.offsets)
-                && act.ab.is(&up.out)
-                && apart(first, second, &up.out) =>
-        {
-            gate_up(up, act, to)
-        }
-        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act))
-            if (down.rows, down.groups, down.k) == (act.rows, act.groups, act.width)
-                && down.offsets.is(&act.offsets)
-                && act.u.is(&down.out)
-                && apart(first, second, &down.out) =>
-        {
-            down_back(down, act, to)
-        }
+        (Kernel::GroupedForward(up), Kernel::SwiGlu(act)) => gate_up(up, act, to),
+        (Kernel::GroupedDgrad(down), Kernel::SwiGluBackward(act)) => down_back(down, act, to),
         _ => Ok(false),
     }
 }
@@ -74,6 +78,9 @@ fn gate_up(up: &GroupedForward<CudaBuffer>, act: &SwiGlu<CudaBuffer>, to: &mut E
     let width = act.width;
     let product = Product { cols: width, paired: true, ..forward(up)? };
     let choice = product.choice(to);
+    if choice.rounds_weights(&product) {
+        return Ok(false);
+    }
     let (spec, slices) = match choice {
         Choice::Large => (table::GATE_UP, SLICES),
         Choice::Small => (table::GATE_UP_SMALL, SMALL_SLICES),
@@ -103,6 +110,9 @@ fn down_back(down: &GroupedDgrad<CudaBuffer>, act: &SwiGluBackward<CudaBuffer>, 
     let width = act.width;
     let product = dgrad(down)?;
     let choice = product.choice(to);
+    if choice.rounds_weights(&product) {
+        return Ok(false);
+    }
     let (spec, slices) = match choice {
         Choice::Large => (table::DOWN_BACK, SLICES),
         Choice::Small => (table::DOWN_BACK_SMALL, SMALL_SLICES),

@@ -41,6 +41,15 @@ pub enum Operands {
     Rounded,
 }
 
+/// How many rows of the batch a block of a grouped GEMM takes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GemmTile {
+    /// 128 rows.
+    Large,
+    /// 32 rows: for few rows to an expert.
+    Small,
+}
+
 /// Bytes of shared memory of a block at most, so that two fit on a multiprocessor of every architecture: `Stage` in `lib_gemm_mma.h`.
 const SHARED_OF_STAGES: u32 = 75_776;
 

@@ -1,7 +1,7 @@
 //! Forward and dgrad: what is computed are rows of the batch.
 
 use super::table::{self, GemmTiles};
-use super::{Groups, Operands, RowArgs, Rows, Tile, in_pairs, launch, whole};
+use super::{GemmTile, Groups, Operands, RowArgs, Rows, Tile, in_pairs, launch, whole};
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Arg, Ptr, u32_of};
@@ -45,6 +45,11 @@ impl Choice {
             Self::Simt => SIMT,
         }
     }
+
+    /// Whether weights are f32 and are rounded.
+    pub(super) fn rounds_weights(self, product: &Product<'_>) -> bool {
+        matches!(self, Self::Rounded | Self::RoundedSmall) && product.w.dtype() == F32
+    }
 }
 
 /// One product on its way to the device.
@@ -61,7 +66,6 @@ pub(super) struct Product<'a> {
 
 /// What a launch needs of a product.
 pub(super) struct Ready {
-    pub(super) rows: usize,
     pub(super) x: RowArgs,
     pub(super) w: Ptr,
     tile: Tile,
@@ -143,9 +147,13 @@ impl Product<'_> {
     pub(super) fn choice(&self, to: &Exec<'_>) -> Choice {
         let &Groups { rows, groups, .. } = &self.groups;
         let types = [self.x.buffer, self.w].map(Buffer::dtype);
+        let options = &to.inner().options;
         let large_tiles = row_tiles(LARGE, rows, groups).saturating_mul(self.col_tiles(LARGE));
-        let small = rows <= groups.saturating_mul(LARGE_ROWS) || large_tiles < u64::from(to.gpu().sms);
-        let rounds = to.inner().options.operands == Operands::Rounded;
+        let small = match options.gemm_tile {
+            Some(tile) => tile == GemmTile::Small,
+            None => rows <= groups.saturating_mul(LARGE_ROWS) || large_tiles < u64::from(to.gpu().sms),
+        };
+        let rounds = options.operands == Operands::Rounded;
         match (types, small) {
             ([F32, F32], _) => Choice::Simt,
             ([F32, _] | [_, F32], true) if rounds => Choice::RoundedSmall,
@@ -164,7 +172,7 @@ impl Product<'_> {
         let w = Ptr::floats(self.w, elements("w", &[groups, n, k])?)?;
         let blocks = row_tiles(tile, rows, groups).saturating_mul(self.col_tiles(tile));
         let tiles = tiles_of(offsets, (rows, groups), tile, to)?;
-        Ok(Ready { rows, x, w, tile, tiles, blocks, sizes: [u32_of("n", n)?, u32_of("k", k)?] })
+        Ok(Ready { x, w, tile, tiles, blocks, sizes: [u32_of("n", n)?, u32_of("k", k)?] })
     }
 
     fn col_tiles(&self, tile: Tile) -> u64 {

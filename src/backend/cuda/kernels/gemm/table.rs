@@ -12,6 +12,9 @@ const MIXED: &[&[DType]] = &[&[BF16, F32], &[F16, F32], &[BF16, F16], &[F16, BF1
 /// One of them is f32 and is rounded to the type of the other.
 const ROUNDED: &[&[DType]] = &[&[F32, BF16], &[F32, F16], &[BF16, F32], &[F16, F32]];
 
+/// Rows are f32 and are rounded to the type of the weights.
+const ROUNDED_ROWS: &[&[DType]] = &[&[F32, BF16], &[F32, F16]];
+
 const SINGLE: &[&[DType]] = &[&[F32, F32]];
 
 /// Pairs of dy and x without f16, and with it.
@@ -94,6 +97,7 @@ const WGRAD_PARAMS: &[Param] = &[
     param(Kind::Value, "x_stored", "u32"),
     param(Kind::Value, "rows", "u32"),
     param(Kind::Value, "groups", "u32"),
+    param(Kind::Value, "splits", "u32"),
     param(Kind::Value, "n", "u32"),
     param(Kind::Value, "k", "u32"),
     param(Kind::Value, "flags", "u32"),
@@ -140,15 +144,15 @@ products! { ROWS_PARAMS; ROWS_SPECS;
 products! { GATE_UP_PARAMS; GATE_UP_SPECS;
     GATE_UP = "grouped_gate_up" in USUAL, registers 256;
     GATE_UP_SMALL = "grouped_gate_up_small" in USUAL, registers 168;
-    GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED, registers 256;
-    GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED, registers 168;
+    GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED_ROWS, registers 256;
+    GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
 products! { DOWN_BACK_PARAMS; DOWN_BACK_SPECS;
     DOWN_BACK = "grouped_down_back" in USUAL, registers 256;
     DOWN_BACK_SMALL = "grouped_down_back_small" in USUAL, registers 168;
-    DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED, registers 256;
-    DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED, registers 168;
+    DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED_ROWS, registers 256;
+    DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
 products! { WGRAD_PARAMS; WGRAD_SPECS;
@@ -169,6 +173,16 @@ cuda_kernels! {
         groups: value u32,
         tile_rows: value u32,
         most: value u32,
+    }
+    /// Sums of the parts of matrices.
+    "gemm_splits": GemmSplits [] in PLAIN, threads 256, registers 40 {
+        parts: read f32,
+        offsets: read u32,
+        out: write f32,
+        each: value u64,
+        groups: value u32,
+        splits: value u32,
+        accumulate: value u32,
     }
     /// Norms from sums of squares.
     "gemm_norms": GemmNorms [] in PLAIN, threads 256, registers 40 {

@@ -1,9 +1,10 @@
 //! Gradients of weights: what is summed over are the rows of a group.
 
+use super::table::GemmSplits;
 use super::{Groups, Operands, Rows, Tile, in_pairs, launch, table};
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::exec::Exec;
-use crate::backend::cuda::launch::{Arg, Ptr, u32_of};
+use crate::backend::cuda::launch::{Arg, Ptr, blocks_of, u32_of};
 use crate::backend::cuda::table::Spec;
 use crate::backend::{divisor, elements};
 use crate::tensor::DType::{self, BF16, F16, F32};
@@ -16,6 +17,10 @@ const LEFT_WHOLE: u32 = 1;
 const RIGHT_WHOLE: u32 = 2;
 const OUT_PAIRS: u32 = 4;
 const ACCUMULATE: u32 = 8;
+
+/// Rows of a part of a group at least, and parts at most.
+const PART_ROWS: usize = 512;
+const MOST_PARTS: u64 = 16;
 
 pub(in crate::backend::cuda::kernels) fn grouped_wgrad(
     args: &kernel::GroupedWgrad<CudaBuffer>,
@@ -32,30 +37,60 @@ pub(in crate::backend::cuda::kernels) fn grouped_wgrad(
     let out = Ptr::f32(&args.out, elements("out", &[groups, n, k])?)?;
     let scaled = scale.is_some();
     let spec = kernel([dy.rows.dtype, x.rows.dtype], scaled, to.inner().options.operands);
-    let flags =
-        [(dy.whole, LEFT_WHOLE), (x.whole, RIGHT_WHOLE), (in_pairs(out, k), OUT_PAIRS), (accumulate, ACCUMULATE)];
     let shared = TILE.shared(dy.rows.dtype, x.rows.dtype, scaled);
-    let args = [
-        Arg::Pointer(Some(dy.rows)),
-        Arg::Pointer(dy.index),
-        Arg::Pointer(scale),
-        Arg::Pointer(Some(x.rows)),
-        Arg::Pointer(x.index),
-        Arg::Pointer(Some(Ptr::u32(&args.offsets, groups + 1)?)),
-        Arg::Pointer(Some(out)),
-        Arg::U64(dy.div),
-        Arg::U64(x.div),
-        Arg::U32(dy.stored),
-        Arg::U32(x.stored),
-        Arg::U32(u32_of("rows", rows)?),
-        Arg::U32(u32_of("groups", groups)?),
-        Arg::U32(u32_of("n", n)?),
-        Arg::U32(u32_of("k", k)?),
-        Arg::U32(flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()),
-    ];
+    let offsets = Ptr::u32(&args.offsets, groups + 1)?;
     let tiles = |size: usize, tile: u32| size.div_ceil(tile as usize) as u64;
     let tiles = (groups as u64).saturating_mul(tiles(n, TILE.rows)).saturating_mul(tiles(k, TILE.cols));
-    launch(spec, &args, tiles, shared, to)
+    let arguments = |out: Ptr, splits: u32, accumulate: bool| -> Result<_> {
+        let pairs = in_pairs(out, k);
+        let flags = [(dy.whole, LEFT_WHOLE), (x.whole, RIGHT_WHOLE), (pairs, OUT_PAIRS), (accumulate, ACCUMULATE)];
+        Ok([
+            Arg::Pointer(Some(dy.rows)),
+            Arg::Pointer(dy.index),
+            Arg::Pointer(scale),
+            Arg::Pointer(Some(x.rows)),
+            Arg::Pointer(x.index),
+            Arg::Pointer(Some(offsets)),
+            Arg::Pointer(Some(out)),
+            Arg::U64(dy.div),
+            Arg::U64(x.div),
+            Arg::U32(dy.stored),
+            Arg::U32(x.stored),
+            Arg::U32(u32_of("rows", rows)?),
+            Arg::U32(u32_of("groups", groups)?),
+            Arg::U32(splits),
+            Arg::U32(u32_of("n", n)?),
+            Arg::U32(u32_of("k", k)?),
+            Arg::U32(flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()),
+        ])
+    };
+    let whole = arguments(out, 1, accumulate)?;
+    if tiles == 0 {
+        return Ok(());
+    }
+    let splits = splits_of(tiles, rows / groups.max(1), to.resident(spec, &whole, shared)?);
+    if splits == 1 {
+        return launch(spec, &whole, tiles, shared, to);
+    }
+    let len = elements("parts of gradients", &[splits as usize, groups, n, k])?;
+    let parts = Ptr::f32(&to.scratch("parts of gradients", F32, len)?, len)?;
+    launch(spec, &arguments(parts, splits, false)?, tiles * u64::from(splits), shared, to)?;
+    let sum = GemmSplits {
+        parts,
+        offsets,
+        out,
+        each: elements("a matrix", &[n, k])? as u64,
+        groups: u32_of("groups", groups)?,
+        splits,
+        accumulate: accumulate.into(),
+    };
+    sum.launch(to, blocks_of(len / splits as usize, 256), 0)
+}
+
+/// Into how many parts the rows of a group are split: as fill the device, each of enough rows.
+fn splits_of(tiles: u64, rows: usize, resident: u64) -> u32 {
+    let parts = (resident / tiles).min((rows / PART_ROWS) as u64).clamp(1, MOST_PARTS);
+    u32::try_from(parts).unwrap_or(1)
 }
 
 /// Which kernel, by the types of dy and x.
