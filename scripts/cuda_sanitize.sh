@@ -37,7 +37,7 @@ run() {
     # Only the kernels are instrumented: what the host does with its own locks is not looked at.
     env LD_PRELOAD="$library" LRMOE_FAKE_CUDA_SANITIZER="$1" LRMOE_SHIM_SCHEDULE="$2" LRMOE_SHIM_COPIES="$3" \
       LRMOE_SHIM_SEED="$4" LRMOE_SHIM_THREADS="$5" \
-      TSAN_OPTIONS="ignore_noninstrumented_modules=1:report_signal_unsafe=0:halt_on_error=0:exitcode=66" \
+      TSAN_OPTIONS="history_size=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:halt_on_error=0:exitcode=66" \
       ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:handle_segv=1:alloc_dealloc_mismatch=0" \
       "$program" --test-threads 2 --skip ::cpu --skip ::wgpu "${filter:-::cuda}" >"$log" 2>&1 || status=$?
     if [ $status -ne 0 ] || grep -q "WARNING: ThreadSanitizer\|ERROR: AddressSanitizer\|fake CUDA:" "$log"; then
