@@ -22,6 +22,7 @@ struct alignas(16) Vec16 { u32 word[4]; };
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 
 #define DEV static __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
 // A kernel, and the threads of its blocks: the same number as in its row of the kernel table.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // The same, of which so many blocks shall fit on a multiprocessor by their registers.

@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_rows.h"
 
-GEMM_ROWS_MIXED(grouped_dgrad_mixed, false, SmallShape)
+GEMM_MIXED(GEMM_ROWS, grouped_dgrad_mixed, false, SmallShape)

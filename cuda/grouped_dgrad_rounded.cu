@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_rows.h"
 
-GEMM_ROWS_ROUNDED(grouped_dgrad_rounded, false, LargeShape)
+GEMM_ROUNDED(GEMM_ROWS, grouped_dgrad_rounded, false, LargeShape)

@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_rows.h"
 
-GEMM_ROWS_USUAL(grouped_forward, true, LargeShape)
+GEMM_USUAL(GEMM_ROWS, grouped_forward, true, LargeShape)

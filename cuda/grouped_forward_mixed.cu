@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_rows.h"
 
-GEMM_ROWS_MIXED(grouped_forward_mixed, true, SmallShape)
+GEMM_MIXED(GEMM_ROWS, grouped_forward_mixed, true, SmallShape)

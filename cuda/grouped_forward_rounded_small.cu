@@ -2,4 +2,4 @@
 #include "dev.h"
 #include "lib_gemm_rows.h"
 
-GEMM_ROWS_ROUNDED(grouped_forward_rounded_small, true, SmallShape)
+GEMM_ROUNDED(GEMM_ROWS, grouped_forward_rounded_small, true, SmallShape)

@@ -26,6 +26,8 @@ struct View {
   // The rows of this tile (lanes) or of all steps, and the columns (of all steps, or lanes): the first, and how many there are.
   u32 row, rows;
   u32 col, width;
+  // Lanes in pairs of rows: how far the second is below the first.
+  u32 apart;
 };
 
 // Row of `base` that is row r of the view; NONE where there is none.
@@ -65,12 +67,21 @@ struct Share {
   static_assert(down % 8 == 0, "keys repeat");
 };
 
-// The rows that this thread will copy, looked up ahead: for tiles of lanes once a tile, for tiles of steps at each step.
-template <class Tile>
+// The rows that this thread will copy, looked up ahead: for tiles of lanes once a tile, for tiles of steps at each step. Where `paired`
+// is not 0, so many lanes are followed by as many that are `apart` rows below them.
+template <class Tile, int paired = 0>
 DEV void look_up(u32 (&rows)[Share<Tile>::rows], const View<typename Tile::Type>& view, u32 step) {
   const u32 first = threadIdx.x / Share<Tile>::across + (Tile::rows_are_steps ? step : 0);
 #pragma unroll
-  for (int i = 0; i < Share<Tile>::rows; i++) rows[i] = source_row(view, first + i * Share<Tile>::down);
+  for (int i = 0; i < Share<Tile>::rows; i++) {
+    const u32 lane = first + i * Share<Tile>::down;
+    if constexpr (paired == 0) {
+      rows[i] = source_row(view, lane);
+    } else {
+      const u32 row = source_row(view, lane / (2 * paired) * paired + lane % paired);
+      rows[i] = row == NONE ? NONE : row + lane / paired % 2 * view.apart;
+    }
+  }
 }
 
 // Starts the copies of this thread for the steps from `step` on.

@@ -76,7 +76,7 @@ DEV void begin_tile(Ahead<Op>& ahead, const typename Op::Args& args, KeptSpot* s
   ahead.left = Op::left(args, spot);
   ahead.right = Op::right(args, spot);
   look_up<typename Op::Left>(ahead.left_rows, ahead.left, 0);
-  look_up<typename Op::Right>(ahead.right_rows, ahead.right, 0);
+  look_up<typename Op::Right, Op::paired>(ahead.right_rows, ahead.right, 0);
 }
 
 // Bytes of one stage: both tiles and, where steps are scaled, their scales.
@@ -114,9 +114,9 @@ DEV void feed(Ahead<Op>& ahead, const typename Op::Args& args, u8* stage, KeptSp
   cp_async_commit();
 }
 
-template <class Op>
+template <class Shape>
 struct Sums {
-  f32 of[Op::Shape::downs][Op::Shape::acrosses][4];
+  f32 of[Shape::downs][Shape::acrosses][4];
 };
 
 // Fragments of 16 steps, of operands that mma takes as they are.
@@ -136,7 +136,7 @@ DEV void load_fragments(Fragments<Op>& f, const u8* stage, u32 row, u32 col, u32
 }
 
 template <class Op>
-DEV void multiply(Sums<Op>& sums, const Fragments<Op>& f) {
+DEV void multiply(Sums<typename Op::Shape>& sums, const Fragments<Op>& f) {
 #pragma unroll
   for (int i = 0; i < Op::Shape::downs; i++) {
 #pragma unroll
@@ -221,7 +221,7 @@ DEV void multiply_pieces(f32 (&sums)[Op::Shape::acrosses][4], int j, const Piece
 
 // All products of one stage, of operands that are split or rounded first. The right one is held, the left one passes.
 template <class Op>
-DEV void multiply_stage(Sums<Op>& sums, const u8* stage, u32 row, u32 rows, u32 col) {
+DEV void multiply_stage(Sums<typename Op::Shape>& sums, const u8* stage, u32 row, u32 rows, u32 col) {
   typedef typename Op::Shape Shape;
   // Where both are split, registers hold pieces of half the columns.
   const int halves = Op::left_pieces > 1 && Op::right_pieces > 1 && Shape::acrosses > 4 ? 2 : 1, held = Shape::acrosses / halves;
@@ -257,6 +257,7 @@ DEV void multiply_tiles(const typename Op::Args& args) {
   const bool as_is = Op::left_pieces * Op::right_pieces == 1 && !Op::scaled && !Op::Left::wide && !Op::Right::wide;
 
   KeptSpot* spots = reinterpret_cast<KeptSpot*>(shared + end);
+  f32* slice = reinterpret_cast<f32*>(shared + end + GEMM_SPOTS * sizeof(KeptSpot) + warp * Op::slice_bytes);
   Ahead<Op> ahead;
   ahead.tile = blockIdx.x;
   ahead.begun = 0;
@@ -270,17 +271,18 @@ DEV void multiply_tiles(const typename Op::Args& args) {
   Fragments<Op> f[2];
   cp_async_wait<Stage<Op>::count - 2>();
   __syncthreads();
-  if constexpr (as_is) load_fragments<Op>(f[0], shared, row, col, 0);
   // The next tile is begun before the last stage of this one is multiplied.
 #pragma unroll 1
   for (u32 tile = 0; tile < ahead.begun; tile++) {
-    Sums<Op> sums;
+    Sums<Shape> sums;
 #pragma unroll
     for (int i = 0; i < Shape::downs; i++)
 #pragma unroll
       for (int j = 0; j < Shape::acrosses; j++)
 #pragma unroll
         for (int q = 0; q < 4; q++) sums.of[i][j][q] = 0;
+    // The first fragments again: registers are short while sums are stored.
+    if constexpr (as_is) load_fragments<Op>(f[0], shared + here, row, col, 0);
     const Spot* spot = &spots[tile % GEMM_SPOTS].spot;
     const u32 rows = spot->rows;
     const bool busy = row < rows;
@@ -313,6 +315,6 @@ DEV void multiply_tiles(const typename Op::Args& args) {
         __syncthreads();
       }
     } while (--stages);
-    if (busy) Op::finish(args, *spot, sums, row, col);
+    if (busy) Op::finish(args, *spot, sums, row, col, slice);
   }
 }

@@ -85,7 +85,7 @@ DEV void simt_tiles(const typename Op::Args& args) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       if (row + i * 8 >= rows) break;
-      f32* out = args.out + at(spot->row + row + i * 8, cols, first);
+      f32* out = args.out.to + at(spot->row + row + i * 8, cols, first);
 #pragma unroll
       for (int j = 0; j < 4; j++)
         if (first + j * apart < cols) out[j * apart] = sums[i][j];
@@ -97,5 +97,5 @@ DEV void simt_tiles(const typename Op::Args& args) {
   KERNEL(GEMM_THREADS)                                                                                                         \
   name##_f32_f32(const f32* x, const u32* index, const f32* w, const u32* tiles, f32* out, u64 div, u32 stored, u32 n, u32 k,  \
                  u32 flags) {                                                                                                  \
-    simt_tiles<RowsOp<f32, f32, f32, 1, 1, forward, SimtShape, true>>({x, index, w, tiles, out, div, stored, n, k, flags});    \
+    simt_tiles<RowsOp<f32, f32, f32, 1, 1, forward, SimtShape, Stored, true>>({x, index, w, tiles, {out}, div, stored, n, k, flags});    \
   }

@@ -31,6 +31,8 @@ struct WgradOp {
   typedef Tile<D, Shape::tile_cols, Shape::steps, true> Right;
   static const int left_pieces = left_pieces_, right_pieces = right_pieces_;
   static const bool scaled = scaled_, scale_left = scale_left_;
+  static const int paired = 0;
+  static const u32 slice_bytes = 0;
 
   DEV u32 row_tiles(const Args& args) { return (args.n + Shape::tile_rows - 1) / Shape::tile_rows; }
   DEV u32 col_tiles(const Args& args) { return (args.k + Shape::tile_cols - 1) / Shape::tile_cols; }
@@ -47,15 +49,15 @@ struct WgradOp {
 
   DEV View<S> left(const Args& args, const Spot& spot) {
     return View<S>{args.dy,         args.dy_index, args.dy_div, args.dy_stored, args.n, (args.flags & GEMM_LEFT_WHOLE) != 0,
-                   spot.first_step, spot.steps,    spot.row,    args.n - spot.row};
+                   spot.first_step, spot.steps,    spot.row,    args.n - spot.row, 0};
   }
 
   DEV View<D> right(const Args& args, const Spot& spot) {
     return View<D>{args.x,          args.x_index, args.x_div, args.x_stored, args.k, (args.flags & GEMM_RIGHT_WHOLE) != 0,
-                   spot.first_step, spot.steps,   spot.col,   args.k - spot.col};
+                   spot.first_step, spot.steps,   spot.col,   args.k - spot.col, 0};
   }
 
-  DEV void finish(const Args& args, const Spot& spot, const Sums<WgradOp>& sums, u32 row, u32 col) {
+  DEV void finish(const Args& args, const Spot& spot, const Sums<Shape>& sums, u32 row, u32 col, f32*) {
     const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, cols = args.k;
     const bool pairs = (args.flags & GEMM_OUT_PAIRS) != 0, add = (args.flags & GEMM_ACCUMULATE) != 0;
     if (add && spot.steps == 0) return;

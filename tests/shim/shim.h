@@ -93,6 +93,7 @@ extern "C" void __asan_storeN(void*, unsigned long);
 #define SHIM_WRITES(p, bytes) (void)0
 #endif
 
+#define DEV_MEMBER inline
 #define DEV [[maybe_unused]] static inline
 #define KERNEL(threads) extern "C" void
 #define KERNEL_FITTING(threads, blocks) extern "C" void

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 pub const CUBIN_ARCHS: &[u32] = &[80, 90, 100];
 
 /// First bytes of a file.
-const MAGIC: &[u8; 8] = b"lrmoecu1";
+const MAGIC: &[u8; 8] = b"lrmoecu2";
 
 /// Where machine code comes from.
 #[derive(Debug, Clone)]

@@ -17,6 +17,7 @@ use crate::backend::bytes::word_of;
 use crate::backend::faults::{CHECKS_PER_COMMAND, Place};
 use crate::backend::known::Question;
 use crate::backend::workspace::Workspace;
+use crate::kernel::{Access, Kernel};
 use crate::memory::Category;
 use crate::tensor::DType;
 use crate::{Error, Result};
@@ -87,6 +88,12 @@ impl<'a> Exec<'a> {
             times.push(Event::record(&self.inner.context, true)?);
         }
         Ok(())
+    }
+
+    /// Forgets what a kernel may have changed.
+    pub(super) fn written(&mut self, kernel: &Kernel<CudaBuffer>) {
+        let written = kernel.bindings().into_iter().filter(|binding| binding.access == Access::Write);
+        written.filter_map(|binding| binding.buffer).for_each(|buffer| self.workspace.written(buffer));
     }
 
     /// Workspace of the current command, of undefined content.

@@ -57,7 +57,7 @@ use super::bytes::poison_bits;
 use super::pending::Unsettled;
 use super::pool::Pool;
 use super::{Backend, Caps};
-use crate::kernel::Access;
+use crate::kernel::Kernel;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;
 use crate::tensor::{DType, HostData};
@@ -74,8 +74,11 @@ pub struct CudaOptions {
     pub poison: bool,
     /// Check indices and offsets on the device; what is out of range is an error of `wait` or `read`.
     pub checks: bool,
-    /// Take the time of each command.
+    /// Take the time of each command. A command that is fused into the one before it has its time there, and next to none of its own.
     pub timings: bool,
+    /// Launch a grouped GEMM and the SwiGLU behind it as one kernel where there is one. Sums over the columns of a row may then
+    /// differ from those of two launches in the last bit.
+    pub fuse: bool,
     /// What grouped GEMMs make of f32 operands.
     pub operands: Operands,
     /// How long a wait may take before it is an error.
@@ -94,6 +97,7 @@ impl Default for CudaOptions {
             poison: false,
             checks: true,
             timings: false,
+            fuse: true,
             operands: Operands::Full,
             time_limit: Duration::from_secs(60),
             cubin_dir: None,
@@ -265,15 +269,26 @@ impl Inner {
         let _launching = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = recording.commands();
         let mut exec = Exec::new(self, commands.len(), self.options.timings)?;
-        for command in commands {
+        let mut rest = commands;
+        while let [command, behind @ ..] = rest {
+            rest = behind;
             exec.begin(command.name());
             match command {
                 Command::Dispatch(kernel) => {
-                    let bindings = kernel.bindings();
-                    bindings.iter().filter_map(|binding| binding.buffer).try_for_each(|b| self.context.check_own(b))?;
-                    kernels::dispatch(kernel, &mut exec)?;
-                    let written = bindings.into_iter().filter(|binding| binding.access == Access::Write);
-                    written.filter_map(|binding| binding.buffer).for_each(|buffer| exec.workspace.written(buffer));
+                    self.check_own(kernel)?;
+                    match behind {
+                        [Command::Dispatch(next), behind @ ..] if self.fused(kernel, next, &mut exec)? => {
+                            rest = behind;
+                            exec.written(kernel);
+                            exec.end()?;
+                            exec.begin(next.name());
+                            exec.written(next);
+                        }
+                        _ => {
+                            kernels::dispatch(kernel, &mut exec)?;
+                            exec.written(kernel);
+                        }
+                    }
                 }
                 Command::Fill { buffer, bits } => {
                     exec.fill(buffer, *bits)?;
@@ -294,6 +309,19 @@ impl Inner {
             checks: submitted.checks,
             times: submitted.times,
         })
+    }
+
+    fn check_own(&self, kernel: &Kernel<CudaBuffer>) -> Result<()> {
+        kernel.bindings().iter().filter_map(|binding| binding.buffer).try_for_each(|b| self.context.check_own(b))
+    }
+
+    /// Launches two commands as one, where that is wanted and there is a kernel for it.
+    fn fused(&self, kernel: &Kernel<CudaBuffer>, next: &Kernel<CudaBuffer>, exec: &mut Exec<'_>) -> Result<bool> {
+        if !self.options.fuse {
+            return Ok(false);
+        }
+        self.check_own(next)?;
+        kernels::fused(kernel, next, exec)
     }
 
     fn wait(&self, fence: &CudaFence) -> Result<()> {

@@ -14,6 +14,7 @@ const HEADERS: &[(&str, &str)] = headers![
     "lib_gemm_mma.h",
     "lib_gemm_rows.h",
     "lib_gemm_simt.h",
+    "lib_gemm_swiglu.h",
     "lib_gemm_tile.h",
     "lib_gemm_wgrad.h",
     "lib_list.h",

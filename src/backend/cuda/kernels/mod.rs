@@ -15,6 +15,8 @@ mod shape;
 mod swiglu;
 mod systematic;
 
+pub(super) use gemm::fused;
+
 use super::buffer::CudaBuffer;
 use super::exec::Exec;
 use super::table::Spec;
@@ -28,6 +30,8 @@ pub(super) fn specs() -> impl Iterator<Item = &'static Spec> {
         demand::SPECS,
         gemm::table::SPECS,
         gemm::table::ROWS_SPECS,
+        gemm::table::GATE_UP_SPECS,
+        gemm::table::DOWN_BACK_SPECS,
         gemm::table::WGRAD_SPECS,
         optim::SPECS,
         permute::SPECS,

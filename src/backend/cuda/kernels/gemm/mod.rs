@@ -10,12 +10,14 @@
 //!
 //! # How it is built
 //! [`rows`] is forward and dgrad, whose tiles are rows of groups that `gemm_tiles` finds; [`wgrad`] sums over the rows of a
-//! group. [`table`] are their kernels: one for each pair of element types, a file for each kind.
+//! group; [`fused`] are the two commands of forward and of backward that SwiGLU ends. [`table`] are their kernels: one for each pair of element types, a file for each kind.
 
+mod fused;
 mod rows;
 pub(super) mod table;
 mod wgrad;
 
+pub(in crate::backend::cuda) use fused::fused;
 pub(super) use rows::{grouped_dgrad, grouped_forward};
 pub(super) use wgrad::grouped_wgrad;
 
@@ -110,6 +112,7 @@ fn in_pairs(out: Ptr, cols: usize) -> bool {
 }
 
 /// Sizes of a product and the groups that its rows are in.
+#[derive(Clone, Copy)]
 struct Groups<'a> {
     offsets: &'a CudaBuffer,
     rows: usize,

@@ -1,13 +1,13 @@
 //! Forward and dgrad: what is computed are rows of the batch.
 
 use super::table::{self, GemmTiles};
-use super::{Groups, Operands, Rows, Tile, in_pairs, launch, whole};
+use super::{Groups, Operands, RowArgs, Rows, Tile, in_pairs, launch, whole};
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Arg, Ptr, u32_of};
 use crate::backend::cuda::table::Spec;
 use crate::backend::known::Question;
-use crate::backend::{divisor, elements};
+use crate::backend::{Buffer, divisor, elements};
 use crate::tensor::DType::F32;
 use crate::{Result, kernel};
 
@@ -26,131 +26,180 @@ const LEFT_WHOLE: u32 = 1;
 const RIGHT_WHOLE: u32 = 2;
 const OUT_PAIRS: u32 = 4;
 
-/// The kernels of one product.
-struct Specs {
-    large: &'static Spec,
-    small: &'static Spec,
-    mixed: &'static Spec,
-    rounded: &'static Spec,
-    rounded_small: &'static Spec,
-    simt: &'static Spec,
+/// Which kernel computes a product: by its types and sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    Large,
+    Small,
+    Mixed,
+    Rounded,
+    RoundedSmall,
+    Simt,
 }
 
-const FORWARD: Specs = Specs {
-    large: table::FORWARD,
-    small: table::FORWARD_SMALL,
-    mixed: table::FORWARD_MIXED,
-    rounded: table::FORWARD_ROUNDED,
-    rounded_small: table::FORWARD_ROUNDED_SMALL,
-    simt: table::FORWARD_SIMT,
-};
-
-const DGRAD: Specs = Specs {
-    large: table::DGRAD,
-    small: table::DGRAD_SMALL,
-    mixed: table::DGRAD_MIXED,
-    rounded: table::DGRAD_ROUNDED,
-    rounded_small: table::DGRAD_ROUNDED_SMALL,
-    simt: table::DGRAD_SIMT,
-};
+impl Choice {
+    fn tile(self) -> Tile {
+        match self {
+            Self::Large | Self::Rounded => LARGE,
+            Self::Small | Self::Mixed | Self::RoundedSmall => SMALL,
+            Self::Simt => SIMT,
+        }
+    }
+}
 
 /// One product on its way to the device.
-struct Product<'a> {
-    specs: &'static Specs,
-    groups: Groups<'a>,
-    x: Rows<'a>,
-    w: &'a CudaBuffer,
-    out: &'a CudaBuffer,
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) groups: Groups<'a>,
+    pub(super) x: Rows<'a>,
+    pub(super) w: &'a CudaBuffer,
     /// Columns of the output.
-    cols: usize,
+    pub(super) cols: usize,
+    /// Whether each comes with another one from the second half of W's rows.
+    pub(super) paired: bool,
+}
+
+/// What a launch needs of a product.
+pub(super) struct Ready {
+    pub(super) rows: usize,
+    pub(super) x: RowArgs,
+    pub(super) w: Ptr,
+    tile: Tile,
+    tiles: Ptr,
+    blocks: u64,
+    sizes: [u32; 2],
 }
 
 pub(in crate::backend::cuda::kernels) fn grouped_forward(
     args: &kernel::GroupedForward<CudaBuffer>,
     to: &mut Exec<'_>,
 ) -> Result<()> {
-    let &kernel::GroupedForward { rows, groups, n, k, .. } = args;
-    let index = args.index.as_ref().map(|index| ("index", index));
-    let product = Product {
-        specs: &FORWARD,
-        groups: Groups { offsets: &args.offsets, rows, groups, n, k },
-        x: Rows { buffer: &args.x, cols: k, index, div: divisor("index_div", args.index_div)? },
-        w: &args.w,
-        out: &args.out,
-        cols: n,
-    };
-    product.run(to)
+    let product = forward(args)?;
+    product.store(&args.out, to, |choice| match choice {
+        Choice::Large => table::FORWARD,
+        Choice::Small => table::FORWARD_SMALL,
+        Choice::Mixed => table::FORWARD_MIXED,
+        Choice::Rounded => table::FORWARD_ROUNDED,
+        Choice::RoundedSmall => table::FORWARD_ROUNDED_SMALL,
+        Choice::Simt => table::FORWARD_SIMT,
+    })
 }
 
 pub(in crate::backend::cuda::kernels) fn grouped_dgrad(
     args: &kernel::GroupedDgrad<CudaBuffer>,
     to: &mut Exec<'_>,
 ) -> Result<()> {
+    let product = dgrad(args)?;
+    product.store(&args.out, to, |choice| match choice {
+        Choice::Large => table::DGRAD,
+        Choice::Small => table::DGRAD_SMALL,
+        Choice::Mixed => table::DGRAD_MIXED,
+        Choice::Rounded => table::DGRAD_ROUNDED,
+        Choice::RoundedSmall => table::DGRAD_ROUNDED_SMALL,
+        Choice::Simt => table::DGRAD_SIMT,
+    })
+}
+
+pub(super) fn forward(args: &kernel::GroupedForward<CudaBuffer>) -> Result<Product<'_>> {
+    let &kernel::GroupedForward { rows, groups, n, k, .. } = args;
+    let index = args.index.as_ref().map(|index| ("index", index));
+    Ok(Product {
+        groups: Groups { offsets: &args.offsets, rows, groups, n, k },
+        x: Rows { buffer: &args.x, cols: k, index, div: divisor("index_div", args.index_div)? },
+        w: &args.w,
+        cols: n,
+        paired: false,
+    })
+}
+
+pub(super) fn dgrad(args: &kernel::GroupedDgrad<CudaBuffer>) -> Result<Product<'_>> {
     let &kernel::GroupedDgrad { rows, groups, n, k, .. } = args;
     let index = args.index.as_ref().map(|index| ("index", index));
-    let product = Product {
-        specs: &DGRAD,
+    Ok(Product {
         groups: Groups { offsets: &args.offsets, rows, groups, n, k },
         x: Rows { buffer: &args.dy, cols: n, index, div: divisor("index_div", args.index_div)? },
         w: &args.w,
-        out: &args.out,
         cols: k,
-    };
-    product.run(to)
+        paired: false,
+    })
 }
 
 impl Product<'_> {
-    fn run(&self, to: &mut Exec<'_>) -> Result<()> {
-        let &Groups { offsets, groups, n, k, .. } = &self.groups;
+    /// Launches the kernel that stores the sums as they are.
+    fn store(&self, out: &CudaBuffer, to: &mut Exec<'_>, spec: impl Fn(Choice) -> &'static Spec) -> Result<()> {
         let rows = self.groups.check(&[self.x], to)?;
-        let x = self.x.args(rows)?;
-        let w = Ptr::floats(self.w, elements("w", &[groups, n, k])?)?;
-        let out = Ptr::f32(self.out, elements("out", &[rows, self.cols])?)?;
-        let (spec, tile) = self.kernel(rows, to);
-        let row_tiles = row_tiles(tile, rows, groups);
-        let tiles = tiles_of(offsets, (rows, groups), tile, to)?;
-        let flags = [(x.whole, LEFT_WHOLE), (whole(w, k), RIGHT_WHOLE), (in_pairs(out, self.cols), OUT_PAIRS)];
-        let args = [
-            Arg::Pointer(Some(x.rows)),
-            Arg::Pointer(x.index),
-            Arg::Pointer(Some(w)),
-            Arg::Pointer(Some(tiles)),
-            Arg::Pointer(Some(out)),
-            Arg::U64(x.div),
-            Arg::U32(x.stored),
-            Arg::U32(u32_of("n", n)?),
-            Arg::U32(u32_of("k", k)?),
-            Arg::U32(flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()),
-        ];
-        let shared = tile.shared(x.rows.dtype, w.dtype, false);
-        launch(spec, &args, row_tiles.saturating_mul(col_tiles(tile, self.cols)), shared, to)
+        let out = Ptr::f32(out, elements("out", &[rows, self.cols])?)?;
+        let choice = self.choice(to);
+        let ready = self.ready(rows, choice, to)?;
+        let flags = ready.flags(in_pairs(out, self.cols));
+        let mut args = ready.operands();
+        args.push(Arg::Pointer(Some(out)));
+        args.push(Arg::U64(ready.x.div));
+        args.extend(ready.sizes(flags));
+        ready.launch(spec(choice), &args, 0, to)
     }
 
-    /// Which kernel: by the types, and a small tile where large ones would be mostly empty or too few. Bits do not depend on the tile.
-    fn kernel(&self, rows: usize, to: &Exec<'_>) -> (&'static Spec, Tile) {
-        let (specs, groups) = (self.specs, self.groups.groups);
-        let types = [self.x.buffer, self.w].map(crate::backend::Buffer::dtype);
-        let large_tiles = row_tiles(LARGE, rows, groups).saturating_mul(col_tiles(LARGE, self.cols));
+    /// Which kernel: by the types, and small tiles where large ones would be mostly empty or too few. Bits do not depend on the tile.
+    pub(super) fn choice(&self, to: &Exec<'_>) -> Choice {
+        let &Groups { rows, groups, .. } = &self.groups;
+        let types = [self.x.buffer, self.w].map(Buffer::dtype);
+        let large_tiles = row_tiles(LARGE, rows, groups).saturating_mul(self.col_tiles(LARGE));
         let small = rows <= groups.saturating_mul(LARGE_ROWS) || large_tiles < u64::from(to.gpu().sms);
         let rounds = to.inner().options.operands == Operands::Rounded;
         match (types, small) {
-            ([F32, F32], _) => (specs.simt, SIMT),
-            ([F32, _] | [_, F32], true) if rounds => (specs.rounded_small, SMALL),
-            ([F32, _] | [_, F32], false) if rounds => (specs.rounded, LARGE),
-            ([left, right], _) if left != right && left != F32 => (specs.mixed, SMALL),
-            (_, true) => (specs.small, SMALL),
-            (_, false) => (specs.large, LARGE),
+            ([F32, F32], _) => Choice::Simt,
+            ([F32, _] | [_, F32], true) if rounds => Choice::RoundedSmall,
+            ([F32, _] | [_, F32], false) if rounds => Choice::Rounded,
+            ([left, right], _) if left != right && left != F32 => Choice::Mixed,
+            (_, true) => Choice::Small,
+            (_, false) => Choice::Large,
         }
+    }
+
+    /// `rows` is what [`Groups::check`] has found.
+    pub(super) fn ready(&self, rows: usize, choice: Choice, to: &mut Exec<'_>) -> Result<Ready> {
+        let &Groups { offsets, groups, n, k, .. } = &self.groups;
+        let tile = choice.tile();
+        let x = self.x.args(rows)?;
+        let w = Ptr::floats(self.w, elements("w", &[groups, n, k])?)?;
+        let blocks = row_tiles(tile, rows, groups).saturating_mul(self.col_tiles(tile));
+        let tiles = tiles_of(offsets, (rows, groups), tile, to)?;
+        Ok(Ready { rows, x, w, tile, tiles, blocks, sizes: [u32_of("n", n)?, u32_of("k", k)?] })
+    }
+
+    fn col_tiles(&self, tile: Tile) -> u64 {
+        let cols = if self.paired { tile.cols / 2 } else { tile.cols };
+        self.cols.div_ceil(cols as usize) as u64
+    }
+}
+
+impl Ready {
+    /// The first arguments of a kernel.
+    pub(super) fn operands(&self) -> Vec<Arg> {
+        [Some(self.x.rows), self.x.index, Some(self.w), Some(self.tiles)].map(Arg::Pointer).to_vec()
+    }
+
+    /// The last ones.
+    pub(super) fn sizes(&self, flags: u32) -> [Arg; 4] {
+        [self.x.stored, self.sizes[0], self.sizes[1], flags].map(Arg::U32)
+    }
+
+    pub(super) fn flags(&self, pairs: bool) -> u32 {
+        let flags =
+            [(self.x.whole, LEFT_WHOLE), (whole(self.w, self.sizes[1] as usize), RIGHT_WHOLE), (pairs, OUT_PAIRS)];
+        flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()
+    }
+
+    /// `slices` are bytes of shared memory on top.
+    pub(super) fn launch(&self, spec: &'static Spec, args: &[Arg], slices: u32, to: &mut Exec<'_>) -> Result<()> {
+        let shared = self.tile.shared(self.x.rows.dtype, self.w.dtype, false) + slices;
+        launch(spec, args, self.blocks, shared, to)
     }
 }
 
 /// Tiles of rows at most: no group has more than one that is not full.
 fn row_tiles(tile: Tile, rows: usize, groups: usize) -> u64 {
     (rows / tile.rows as usize + groups.min(rows)) as u64
-}
-
-fn col_tiles(tile: Tile, cols: usize) -> u64 {
-    cols.div_ceil(tile.cols as usize) as u64
 }
 
 /// The list of row tiles of all groups.

@@ -41,6 +41,45 @@ const ROWS_PARAMS: &[Param] = &[
     param(Kind::Value, "flags", "u32"),
 ];
 
+/// Parameters of forward through W_gate and W_up, whose sums go through SwiGLU.
+const GATE_UP_PARAMS: &[Param] = &[
+    param(Kind::Read, "x", "S"),
+    param(Kind::Maybe, "index", "u32"),
+    param(Kind::Read, "w", "D"),
+    param(Kind::Read, "tiles", "u32"),
+    param(Kind::Write, "ab", "f32"),
+    param(Kind::Write, "h", "f32"),
+    param(Kind::Write, "parts", "f64"),
+    param(Kind::Value, "div", "u64"),
+    param(Kind::Value, "rows", "u64"),
+    param(Kind::Value, "stored", "u32"),
+    param(Kind::Value, "n", "u32"),
+    param(Kind::Value, "k", "u32"),
+    param(Kind::Value, "flags", "u32"),
+];
+
+/// Parameters of dgrad through W_down, whose sums go through the backward of SwiGLU.
+const DOWN_BACK_PARAMS: &[Param] = &[
+    param(Kind::Read, "x", "S"),
+    param(Kind::Maybe, "index", "u32"),
+    param(Kind::Read, "w", "D"),
+    param(Kind::Read, "tiles", "u32"),
+    param(Kind::Write, "u", "f32"),
+    param(Kind::Read, "ab", "f32"),
+    param(Kind::Maybe, "ab_index", "u32"),
+    param(Kind::Maybe, "scale", "f32"),
+    param(Kind::Write, "d_ab", "f32"),
+    param(Kind::Write, "h", "f32"),
+    param(Kind::Write, "parts", "f64"),
+    param(Kind::Value, "div", "u64"),
+    param(Kind::Value, "rows", "u64"),
+    param(Kind::Value, "ab_stored", "u64"),
+    param(Kind::Value, "stored", "u32"),
+    param(Kind::Value, "n", "u32"),
+    param(Kind::Value, "k", "u32"),
+    param(Kind::Value, "flags", "u32"),
+];
+
 const WGRAD_PARAMS: &[Param] = &[
     param(Kind::Read, "dy", "S"),
     param(Kind::Maybe, "dy_index", "u32"),
@@ -98,6 +137,20 @@ products! { ROWS_PARAMS; ROWS_SPECS;
     DGRAD_SIMT = "grouped_dgrad_simt" in SINGLE, registers 104;
 }
 
+products! { GATE_UP_PARAMS; GATE_UP_SPECS;
+    GATE_UP = "grouped_gate_up" in USUAL, registers 256;
+    GATE_UP_SMALL = "grouped_gate_up_small" in USUAL, registers 168;
+    GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED, registers 256;
+    GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED, registers 168;
+}
+
+products! { DOWN_BACK_PARAMS; DOWN_BACK_SPECS;
+    DOWN_BACK = "grouped_down_back" in USUAL, registers 256;
+    DOWN_BACK_SMALL = "grouped_down_back_small" in USUAL, registers 168;
+    DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED, registers 256;
+    DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED, registers 168;
+}
+
 products! { WGRAD_PARAMS; WGRAD_SPECS;
     WGRAD = "grouped_wgrad" in WITHOUT_F16, registers 256;
     WGRAD_SCALED = "grouped_wgrad_scaled" in WITHOUT_F16, registers 256;
@@ -116,5 +169,23 @@ cuda_kernels! {
         groups: value u32,
         tile_rows: value u32,
         most: value u32,
+    }
+    /// Norms from sums of squares.
+    "gemm_norms": GemmNorms [] in PLAIN, threads 256, registers 40 {
+        parts: read f64,
+        offsets: read u32,
+        norm: write f32,
+        rows: value u64,
+        groups: value u32,
+        blocks: value u32,
+    }
+    /// Products of rows from their parts.
+    "gemm_norms" / "gemm_dots": GemmDots [] in PLAIN, threads 256, registers 40 {
+        parts: read f64,
+        offsets: read u32,
+        dot: write f32,
+        rows: value u64,
+        groups: value u32,
+        blocks: value u32,
     }
 }
