@@ -113,10 +113,11 @@ type WriteWord = unsafe extern "C" fn(CUstream, u64, u32, u32) -> CUresult;
 /// Milliseconds between two events.
 type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
 
-static DRIVER: OnceLock<Result<Functions, String>> = OnceLock::new();
+/// What has been found. That there is nothing is not kept: a host may load a driver later.
+static DRIVER: OnceLock<Functions> = OnceLock::new();
 
 fn functions() -> Option<Functions> {
-    DRIVER.get().and_then(|found| found.as_ref().ok()).copied()
+    DRIVER.get().copied()
 }
 
 /// Time between two events, where the driver tells it.
@@ -133,9 +134,12 @@ pub(super) fn write_word(stream: CUstream, address: u64, value: u32) -> Result<(
     unsafe { (functions.write_word)(stream, address, value, no_memory_barrier) }.result()
 }
 
-/// Looks for the driver, once, and counts its devices.
+/// Looks for the driver, and counts its devices.
 pub(super) fn probe() -> Result<usize, String> {
-    DRIVER.get_or_init(find).clone()?;
+    if DRIVER.get().is_none() {
+        let found = find()?;
+        DRIVER.get_or_init(|| found);
+    }
     // SAFETY: the library is there with this symbol.
     text(unsafe { sys::cuInit(0) }.result(), "cuInit")?;
     let version = version()?;
