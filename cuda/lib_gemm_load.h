@@ -98,8 +98,10 @@ DEV void copy(u8* tile, const u32 (&rows)[Share<Tile>::rows], const View<typenam
 #pragma unroll
       for (int j = 0; j < S::chunks; j++) {
         const u32 right = j * S::across * Tile::per_chunk;
-        cp_async16(to + i * S::down * Tile::row_bytes + j * S::across * 16, from + ((u64)rows[i] * view.cols + right),
-                   rows[i] != NONE && col + right < view.width);
+        const bool real = rows[i] != NONE && col + right < view.width;
+        // Nothing is read where there is nothing, but an address has to be one.
+        const T* source = real ? from + ((u64)rows[i] * view.cols + right) : view.base;
+        cp_async16(to + i * S::down * Tile::row_bytes + j * S::across * 16, source, real);
       }
   } else {
 #pragma unroll

@@ -182,7 +182,7 @@ kernel! {
 }
 
 kernel! {
-    /// Conversion between float types, to nearest even.
+    /// Conversion between float types, to nearest even. A NaN stays one, of any bits.
     Cast {
         params {
             /// Elements.

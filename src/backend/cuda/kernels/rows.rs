@@ -70,6 +70,13 @@ cuda_kernels! {
         rows: value u64,
         cols: value u64,
     }
+    /// The same with fewer rows to a warp.
+    "row_keys" / "row_keys_few": RowKeysFew [T] in FLOATS, threads 32, registers 64 {
+        x: read T,
+        key: write u32,
+        rows: value u64,
+        cols: value u64,
+    }
     /// Dot products.
     "row_dots": RowDots [A B] in FLOAT_PAIRS, threads 256, registers 56 {
         a: read A,
@@ -100,9 +107,14 @@ const SLOT_PACKS: usize = 2;
 /// Columns of f32 that a thread moves at once.
 const PACK: usize = PACK_BYTES / size_of::<f32>();
 
-/// Rows of a warp of `row_keys`, and its shared memory: a tile of 32 columns of each, padded by 4, and a hash and a scale a lane.
+/// Rows of a warp of `row_keys`, and where there are few.
 const KEY_ROWS: usize = 32;
-const KEY_SHARED: u32 = (KEY_ROWS * (32 + 4 + 2) * size_of::<f32>()) as u32;
+const FEW_KEY_ROWS: usize = 8;
+
+/// Its shared memory: a tile of 32 columns of each row, padded by 4, and a hash and a scale a lane.
+const fn key_shared(rows: usize) -> u32 {
+    ((rows * (32 + 4) + 2 * 32) * size_of::<f32>()) as u32
+}
 
 /// Offsets of this many groups: one entry more.
 pub(super) fn offsets_of(buffer: &CudaBuffer, groups: usize) -> Result<Ptr> {
@@ -193,7 +205,14 @@ pub(super) fn row_keys(args: &kernel::RowKeys<CudaBuffer>, to: &mut Exec<'_>) ->
     let (rows, cols) = (args.rows, args.cols);
     let x = Ptr::floats(&args.x, elements("x", &[rows, cols])?)?;
     let key = Ptr::u32(&args.key, rows)?;
-    RowKeys { x, key, rows: rows as u64, cols: cols as u64 }.launch(to, grid(rows, KEY_ROWS), KEY_SHARED)
+    // A warp for each of the four schedulers of a multiprocessor, at least. A row's key is the same either way.
+    let few = rows.div_ceil(KEY_ROWS) < 4 * to.gpu().sms as usize;
+    let (count, cols) = (rows as u64, cols as u64);
+    if few {
+        RowKeysFew { x, key, rows: count, cols }.launch(to, grid(rows, FEW_KEY_ROWS), key_shared(FEW_KEY_ROWS))
+    } else {
+        RowKeys { x, key, rows: count, cols }.launch(to, grid(rows, KEY_ROWS), key_shared(KEY_ROWS))
+    }
 }
 
 pub(super) fn row_dots(args: &kernel::RowDots<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
