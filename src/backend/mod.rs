@@ -7,6 +7,8 @@ pub mod cpu;
 pub mod cuda;
 mod devices;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod dispatch;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod faults;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod known;
