@@ -154,6 +154,15 @@ fn check_range(buffer: &impl Buffer, offset: usize, len: usize) -> Result<()> {
     Ok(())
 }
 
+/// Refuses elements for `offset..` that are not all in the buffer, or of another type.
+fn check_upload(buffer: &impl Buffer, offset: usize, data: &HostData) -> Result<()> {
+    check_range(buffer, offset, data.len())?;
+    if buffer.dtype() != data.dtype() {
+        return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
+    }
+    Ok(())
+}
+
 /// Length of a range of elements that lies within the buffer.
 fn range_len(buffer: &impl Buffer, range: &std::ops::Range<usize>) -> Result<usize> {
     let Some(len) = range.end.checked_sub(range.start) else {
