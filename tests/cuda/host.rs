@@ -5,6 +5,7 @@ use lrmoe::backend::cuda::cudarc::driver::{CudaContext, DevicePtr, result};
 use lrmoe::kernel::Sigmoid;
 use lrmoe::{Backend, CudaBackend, CudaOptions, DType, HostData, Recording};
 
+use crate::support::backend as generic;
 use crate::support::outcome::{Outcome, holds, refused, text};
 use crate::support::step::{SMALL, bits};
 use crate::{backend, trial};
@@ -55,18 +56,8 @@ fn in_place() -> Outcome {
 
 /// A backend a thread, each on a stream of its own in the one context.
 fn threads() -> Outcome {
-    let first = bits(&backend(CudaOptions::default())?, SMALL)?;
-    let threads: Vec<_> = (0..3)
-        .map(|_| {
-            std::thread::spawn(|| {
-                let backend = CudaBackend::new(CudaOptions { poison: true, ..Default::default() }).map_err(text)?;
-                bits(&backend, SMALL)
-            })
-        })
-        .collect();
-    let results: Vec<_> =
-        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())).collect();
-    results.into_iter().try_for_each(|result| holds("all streams give the same bits", result?? == first))
+    let own = || CudaBackend::new(CudaOptions { poison: true, ..Default::default() }).map_err(text);
+    generic::threads(&backend(CudaOptions::default())?, 3, own)
 }
 
 fn current_context() -> Outcome {

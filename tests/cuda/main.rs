@@ -9,6 +9,11 @@ use lrmoe::{CudaBackend, CudaOptions};
 #[path = "../support/mod.rs"]
 mod support;
 
+/// The test driver's.
+#[allow(dead_code, reason = "the test driver uses more of it")]
+#[path = "../fakecuda/src/image.rs"]
+mod image;
+
 mod alignment;
 mod cache;
 mod cubins;

@@ -2,13 +2,13 @@
 
 use super::shape::{TEAM_SHARED, THREADS, grid, spans, team_grid, team_of};
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{FLOAT_PAIRS, FLOATS, PLAIN, cuda_kernels};
 use crate::backend::faults::offset_count;
 use crate::backend::{Buffer, divisor, elements};
-use crate::kernel;
+use crate::kernel::{self, check_positive};
 use crate::{Error, Result};
 
 cuda_kernels! {
@@ -137,14 +137,8 @@ pub(super) fn gather_rows(args: &kernel::GatherRows<CudaBuffer>, to: &mut Exec<'
     };
     let stored = args.src.len_rows(cols);
     to.check_offsets(&args.offsets, args.groups, rows)?;
-    to.check_index(Index {
-        name: "index",
-        buffer: &args.index,
-        rows: Extent::Used(&args.offsets, args.groups, rows),
-        div: args.index_div,
-        limit: stored,
-        none: false,
-    })?;
+    let in_use = Index::in_use("index", &args.index, (&args.offsets, args.groups, rows), stored);
+    to.check_index(Index { div: args.index_div, ..in_use })?;
     let groups = u32_of("groups", args.groups)?;
     let pack = if scale.is_some() { PACK } else { PACK_BYTES / src.dtype.bytes() };
     let shape = spans(rows, cols, pack, PACKS)?;
@@ -170,8 +164,7 @@ pub(super) fn combine(args: &kernel::Combine<CudaBuffer>, to: &mut Exec<'_>) -> 
     let rows = Ptr::f32(&args.rows, elements("rows", &[stored, cols])?)?;
     let out = Ptr::f32(&args.out, elements("out", &[tokens, cols])?)?;
     if let Some(buffer) = &args.row_of_pair {
-        let rows = Extent::All(pairs);
-        to.check_index(Index { name: "row_of_pair", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("row_of_pair", buffer, pairs, stored))?;
     }
     let shape = spans(tokens, cols, PACK, SLOT_PACKS)?;
     let kernel = Combine {
@@ -217,9 +210,7 @@ pub(super) fn row_keys(args: &kernel::RowKeys<CudaBuffer>, to: &mut Exec<'_>) ->
 
 pub(super) fn row_dots(args: &kernel::RowDots<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
     let (rows, cols) = (args.rows, args.cols);
-    if args.a_div == 0 {
-        return Err(Error::argument("a_div", 0, "1 or more"));
-    }
+    check_positive("a_div", args.a_div)?;
     let stored = match &args.b_index {
         Some(_) => args.b.len_rows(cols),
         None => rows,
@@ -236,8 +227,7 @@ pub(super) fn row_dots(args: &kernel::RowDots<CudaBuffer>, to: &mut Exec<'_>) ->
         size: team_of(cols),
     };
     if let Some(buffer) = &args.b_index {
-        let rows = Extent::All(rows);
-        to.check_index(Index { name: "b_index", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("b_index", buffer, rows, stored))?;
     }
     kernel.launch(to, team_grid(rows, cols), TEAM_SHARED)
 }
