@@ -149,7 +149,10 @@ impl Nvrtc {
         // SAFETY: so many strings that end in zero.
         let compiled = unsafe { (self.compile)(program.0, count, pointers.as_ptr()) };
         let log = self.fetch(&program, self.log_size, self.log).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
+        // How long it took is another thing each time.
+        let log = String::from_utf8_lossy(&log);
+        let lines = log.trim_end_matches('\0').lines().filter(|line| !line.contains("Compile time"));
+        let log = lines.collect::<Vec<_>>().join("\n");
         if compiled != 0 {
             return Err(failed(if log.is_empty() { format!("NVRTC error {compiled}") } else { log }));
         }
