@@ -48,7 +48,8 @@ fn main() -> std::process::ExitCode {
     .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     // What a real driver would have let pass, or left undefined.
-    let violations = support::fake_cuda::fake().ok().flatten().map(|fake| fake.violations()).unwrap_or_default();
+    let violations =
+        support::fake_cuda::fake().ok().flatten().map(support::fake_cuda::Fake::violations).unwrap_or_default();
     violations.iter().for_each(|violation| println!("violation: {violation}"));
     if violations.is_empty() { conclusion.exit_code() } else { std::process::ExitCode::FAILURE }
 }
