@@ -77,9 +77,10 @@ DEV void ldmatrix_x4_trans(u32 (&r)[4], const void* row) {
                : "memory");
 }
 
-// 16 bytes from global to shared memory, both 16-byte aligned, behind the thread's back; zeros, and no read, where `real` is false.
+// 16 bytes from global to shared memory, both 16-byte aligned, behind the thread's back; zeros, and no read, where `real` is false. The
+// rest of the 128 bytes around them is wanted soon.
 DEV void cp_async16(void* shared, const void* global, bool real) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(real ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(real ? 16 : 0)
                : "memory");
 }
 
