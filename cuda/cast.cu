@@ -1,8 +1,11 @@
-// dst = src in another float type, to nearest even.
+// dst = src in another float type, to nearest even, or bit by bit in the same one.
 #include "lib_pack.h"
 
 // Packs that a thread has under way.
 #define PACKS 4
+
+template <class S, class D> struct Same { enum { is = 0 }; };
+template <class S> struct Same<S, S> { enum { is = 1 }; };
 
 template <class S, class D>
 DEV void cast(const S* src, D* dst, u64 len) {
@@ -21,13 +24,23 @@ DEV void cast(const S* src, D* dst, u64 len) {
       }
       for (u32 p = 0; p < PACKS; p++) {
         u64 i = first + p * blockDim.x * N;
-        f32 x[N];
-        unpack<S>(v[p], x);
-        if (i < whole) write_once(as_pack<N>(dst + i), packed<D>(x));
+        if (i >= whole) break;
+        if constexpr (Same<S, D>::is) {
+          write_once(as_pack<N>(dst + i), v[p]);
+        } else {
+          f32 x[N];
+          unpack<S>(v[p], x);
+          write_once(as_pack<N>(dst + i), packed<D>(x));
+        }
       }
     }
   }
-  for (u64 i = whole + thread; i < len; i += threads) dst[i] = from_f32<D>(to_f32(src[i]));
+  for (u64 i = whole + thread; i < len; i += threads) {
+    if constexpr (Same<S, D>::is)
+      dst[i] = src[i];
+    else
+      dst[i] = from_f32<D>(to_f32(src[i]));
+  }
 }
 
 #define INSTANCE(S, D) \

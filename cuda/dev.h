@@ -77,8 +77,8 @@ DEV void ldmatrix_x4_trans(u32 (&r)[4], const void* row) {
                : "memory");
 }
 
-// 16 bytes from global to shared memory, both 16-byte aligned, behind the thread's back; zeros, and no read, where `real` is false. The
-// rest of the 128 bytes around them is wanted soon.
+// 16 bytes from global to shared memory, both 16-byte aligned, behind the thread's back; zeros, and no read, where `real` is false.
+// Copies go along rows: the rest of the 128 bytes may come to the L2 cache with them.
 DEV void cp_async16(void* shared, const void* global, bool real) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(real ? 16 : 0)
                : "memory");
@@ -123,12 +123,12 @@ DEV u32 f32_bits(f32 x) { return __float_as_uint(x); }
 DEV f32 to_f32(f32 x) { return x; }
 DEV f32 to_f32(bf16 x) { return bits_f32((u32)x.bits << 16); }
 
-// To nearest even; a NaN stays one.
+// To nearest even; every NaN becomes 0x7fff, as cvt makes it.
 DEV bf16 to_bf16(f32 x) {
   u32 u = f32_bits(x);
   bf16 y;
   if ((u & 0x7fffffffu) > 0x7f800000u)
-    y.bits = (u16)((u >> 16) | 0x40u);
+    y.bits = 0x7fff;
   else
     y.bits = (u16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   return y;

@@ -98,8 +98,10 @@ DEV void copy(u8* tile, const u32 (&rows)[Share<Tile>::rows], const View<typenam
 #pragma unroll
       for (int j = 0; j < S::chunks; j++) {
         const u32 right = j * S::across * Tile::per_chunk;
-        cp_async16(to + i * S::down * Tile::row_bytes + j * S::across * 16, from + ((u64)rows[i] * view.cols + right),
-                   rows[i] != NONE && col + right < view.width);
+        const bool real = rows[i] != NONE && col + right < view.width;
+        // Nothing is read where there is nothing, but an address has to be one: in the first row, or a tile behind it at most.
+        const u32 row = real ? rows[i] : 0;
+        cp_async16(to + i * S::down * Tile::row_bytes + j * S::across * 16, from + ((u64)row * view.cols + right), real);
       }
   } else {
 #pragma unroll

@@ -4,9 +4,10 @@
 // in shared memory, across the borders of tiles, so that the end of one tile and the beginning of the next overlap.
 //
 // # Numeric contract
-// 16-bit operands of one type: one mma each 16 steps, accumulated in f32 by the tensor cores in ascending order. All others: each
-// 16 steps, exact products of bf16 pieces of the numbers, from the smallest, summed by tensor cores from zero, then added to the
-// accumulator in f32 to nearest: not less accurate than a chain of f32 multiply-adds. Either way an element's bits depend on its
+// 16-bit operands of one type: one mma each 16 steps, in ascending order, that adds to the accumulator in f32. All others: each
+// 16 steps, products of bf16 pieces of the numbers, from the smallest, summed by tensor cores from zero, then added to the
+// accumulator in f32 to nearest. Products are exact; how one mma sums them is the hardware's: in no documented order, with bits
+// far below the largest summand cut off, and not the same on every architecture. On one device an element's bits depend on its
 // row, its column and the number of steps, never on the tile around it or on how its operands were copied.
 #pragma once
 #include "dev.h"
@@ -84,7 +85,8 @@ template <class Op>
 struct Stage {
   static const u32 left = 0, right = Op::Left::bytes, scale = right + Op::Right::bytes;
   static const u32 bytes = scale + (Op::scaled ? 128 : 0);
-  // So many that two blocks fit on a multiprocessor of every architecture. The launch knows the same rule.
+  // So many that two blocks fit on a multiprocessor of 164 KB or more; one of 100 KB (sm_86, sm_89, sm_120) holds one block. The
+  // launch knows the same rule.
   static const int fitting = 75776 / bytes, count = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
   static_assert(!Op::scaled || Op::Shape::steps <= 32, "scales of a stage");
 };

@@ -15,8 +15,9 @@ static_assert(sizeof(SortShared) <= 9264, "as much as launches ask for");
 
 // Moves up to SEGMENT rows, in their order, to where their digits say: digit d from base[d] on, which moves on behind them.
 // `row_at(source, index)` and `digit_of(source, row)` say what there is. All 256 threads of the block; every warp takes consecutive rows.
+// The list has `length` entries: offsets that do not ascend can lead beyond it, and nothing is written there.
 template <class Rows>
-DEV void scatter(const Rows& source, u32 begin, u32 end, u32* to, SortShared* shared) {
+DEV void scatter(const Rows& source, u32 begin, u32 end, u32* to, u32 length, SortShared* shared) {
   u32 warp = warp_id(), lane = lane_id();
   for (u32 key = lane; key < KEYS; key += 32) shared->next[warp][key] = 0;
   __syncwarp();
@@ -51,6 +52,6 @@ DEV void scatter(const Rows& source, u32 begin, u32 end, u32* to, SortShared* sh
     __syncwarp();
     if (real && below == 0) shared->next[warp][digit] = position + (u32)__popc(peers);
     __syncwarp();
-    if (real) to[position + below] = rows[i];
+    if (real && position + below < length) to[position + below] = rows[i];
   }
 }

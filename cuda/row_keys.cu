@@ -1,8 +1,8 @@
-// Sign random projections. A warp has 32 rows: a thread adds up two of the eight sums of four of them, in ascending order of columns.
+// Sign random projections. A warp has 32 rows, or 8 where there are few: a thread adds up two of the eight sums of four of them, or of
+// one, in ascending order of columns.
 #include "lib_pack.h"
 
 #define LANES 32
-#define ROWS 4
 #define GROUPS 8
 #define BITS 2
 
@@ -47,11 +47,11 @@ DEV void fetch(Pack<T, N> (&v)[PACKS], const T* x, const Rows& rows, u64 first) 
 }
 
 // This thread's sums; `scale` multiplies each row.
-template <class T>
+template <class T, u32 ROWS>
 DEV void project(f32 (&sum)[ROWS][BITS], const T* x, const Rows& rows, f32* tile, const f32* scale) {
   constexpr u32 N = Together<T>::count;
-  constexpr u32 PACKS = COLUMNS / N;
-  u32* hashes = reinterpret_cast<u32*>(tile + LANES * STRIDE);
+  constexpr u32 PACKS = GROUPS * ROWS * COLUMNS / N / LANES;
+  u32* hashes = reinterpret_cast<u32*>(tile + GROUPS * ROWS * STRIDE);
   u32 group = threadIdx.x % GROUPS;
   u32 bit = threadIdx.x / GROUPS * BITS;
   for (u32 r = 0; r < ROWS; r++)
@@ -92,19 +92,19 @@ DEV u32 of_row(u32 bits) {
   return bits | __shfl_xor_sync(FULL_WARP, bits, 2 * GROUPS);
 }
 
-template <class T>
+template <class T, u32 ROWS = 4>
 DEV void row_keys(const T* x, u32* key, u64 all, u64 cols) {
   constexpr u32 N = Together<T>::count;
   DYN_SHARED(f32, tile);
-  f32* scale = tile + LANES * STRIDE + COLUMNS;
+  f32* scale = tile + GROUPS * ROWS * STRIDE + COLUMNS;
   u32 group = threadIdx.x % GROUPS;
   u32 bit = threadIdx.x / GROUPS * BITS;
-  for (u64 first = blockIdx.x * (u64)LANES; first < all; first += gridDim.x * (u64)LANES) {
+  for (u64 first = blockIdx.x * (u64)(GROUPS * ROWS); first < all; first += gridDim.x * (u64)(GROUPS * ROWS)) {
     Rows rows{first, all, cols, in_packs<N>(x, cols)};
     scale[threadIdx.x] = 1.0f;
     __syncwarp();
     f32 sum[ROWS][BITS];
-    project(sum, x, rows, tile, scale);
+    project<T, ROWS>(sum, x, rows, tile, scale);
     u32 shrunk = 0;
     for (u32 r = 0; r < ROWS; r++)
       for (u32 b = 0; b < BITS; b++) shrunk |= (u32)!is_finite(sum[r][b]) << r;
@@ -114,7 +114,7 @@ DEV void row_keys(const T* x, u32* key, u64 all, u64 cols) {
         for (u32 r = 0; r < ROWS; r++) scale[r * GROUPS + group] = shrunk >> r & 1 ? SHRINK : 1.0f;
       __syncwarp();
       // A row that keeps its scale gets the same sums again.
-      project(sum, x, rows, tile, scale);
+      project<T, ROWS>(sum, x, rows, tile, scale);
     }
     for (u32 r = 0; r < ROWS; r++) {
       u32 code = 0;
@@ -131,6 +131,7 @@ DEV void row_keys(const T* x, u32* key, u64 all, u64 cols) {
   }
 }
 
-#define INSTANCE(T) \
-  KERNEL(32) row_keys_##T(const T* x, u32* key, u64 rows, u64 cols) { row_keys<T>(x, key, rows, cols); }
+#define INSTANCE(T)                                                                                      \
+  KERNEL(32) row_keys_##T(const T* x, u32* key, u64 rows, u64 cols) { row_keys<T>(x, key, rows, cols); } \
+  KERNEL(32) row_keys_few_##T(const T* x, u32* key, u64 rows, u64 cols) { row_keys<T, 1>(x, key, rows, cols); }
 FOR_FLOATS(INSTANCE)

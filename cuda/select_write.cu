@@ -66,7 +66,7 @@ select_write(const u32* score, const f32* mean, const u32* pair_of_row, const u3
     weight[to] = w;
     // The bits of g where the weight is 1, also of a NaN.
     scale[to] = w == 1.0f ? g : w * g;
-    kept_of_pair[own] = to;
+    if (pair_of_row[r] == own) kept_of_pair[own] = to;
   }
 #pragma unroll
   for (u32 i = 0; i < STATS; i++) {

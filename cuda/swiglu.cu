@@ -39,8 +39,9 @@ KERNEL(256) swiglu(const f32* ab, const u32* offsets, f32* h, f32* norm, u64 row
   DYN_SHARED(f64, shared);
   Team team = team_of(size);
   bool aligned = in_packs<N>(ab, width) && in_packs<N>(h, width);
-  u64 end = min((u64)offsets[groups], rows);
+  u64 begin = offsets[0], end = min((u64)offsets[groups], rows);
   for (u64 row = team.first; row < end; row += team.step) {
+    if (row < begin) continue;
     const f32* from = ab + at(row, 2 * width, 0);
     f32* to = h + at(row, width, 0);
     f64 squares = aligned ? swiglu_row<true>(from, to, width, team) : swiglu_row<false>(from, to, width, team);

@@ -38,8 +38,9 @@ KERNEL(256) swiglu_backward(const f32* ab, const u32* ab_index, const f32* u, co
   DYN_SHARED(f64, shared);
   Team team = team_of(size);
   bool aligned = in_packs<N>(ab, width) && in_packs<N>(u, width) && in_packs<N>(d_ab, width) && in_packs<N>(h, width);
-  u64 end = min((u64)offsets[groups], rows);
+  u64 begin = offsets[0], end = min((u64)offsets[groups], rows);
   for (u64 row = team.first; row < end; row += team.step) {
+    if (row < begin) continue;
     u64 source = row;
     if (ab_index) source = ab_index[row];
     f64 sum = 0.0;

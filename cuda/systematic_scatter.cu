@@ -27,5 +27,5 @@ systematic_scatter(const u32* pair_of_row, const u32* order, const u32* offsets,
   if (plan->slots == 0 || plan->unordered) return;
   Listing listing = {{pair_of_row, nullptr, 0, top_k, pairs}, order};
   shared->base[threadIdx.x] = starts[at(blockIdx.x, KEYS, threadIdx.x)];
-  scatter(listing, s.begin, s.end, list, shared);
+  scatter(listing, s.begin, s.end, list, rows, shared);
 }

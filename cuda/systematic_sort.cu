@@ -17,6 +17,8 @@ struct Listing {
   // Rows as the bytes behind this one have them, or null for their own order.
   const u32* from;
   u32 byte;
+  // Entries of the list, all below this: blocks whose rows overlap may read what nobody has written.
+  u32 rows;
 };
 
 DEV u32 word_of(const Listing& listing, u32 row, u32 word) {
@@ -28,7 +30,7 @@ DEV u32 word_of(const Listing& listing, u32 row, u32 word) {
   return word == 1 ? (u32)id : (u32)(id >> 32);
 }
 
-DEV u32 row_at(const Listing& listing, u32 index) { return listing.from ? listing.from[index] : index; }
+DEV u32 row_at(const Listing& listing, u32 index) { return listing.from ? min(listing.from[index], listing.rows - 1) : index; }
 DEV u32 digit_of(const Listing& listing, u32 row) { return word_of(listing, row, listing.byte / 4) >> 8 * (listing.byte % 4) & 0xff; }
 
 // Starts of each digit, from the counts in shared->base.
@@ -65,7 +67,7 @@ DEV void sort(Listing listing, u32 begin, u32 end, u32* list, u32* spare, SortSh
     starts(begin, shared);
     __syncthreads();
     for (u64 tile = begin; tile < end; tile += SEGMENT) {
-      scatter(listing, (u32)tile, (u32)min(tile + SEGMENT, (u64)end), to, shared);
+      scatter(listing, (u32)tile, (u32)min(tile + SEGMENT, (u64)end), to, listing.rows, shared);
       __syncthreads();
     }
     listing.from = to;
@@ -82,7 +84,7 @@ systematic_sort(const u32* pair_of_row, const u32* token_ids, const u32* order, 
   u32 begin = rows_begin(offsets, expert, rows), end = rows_end(offsets, expert, rows);
   if (begin >= end || plan->slots == 0) return;
   if (plan->unordered) {
-    Listing listing = {{pair_of_row, token_ids, first_token, top_k, pairs}, order, nullptr, 0};
+    Listing listing = {{pair_of_row, token_ids, first_token, top_k, pairs}, order, nullptr, 0, rows};
     sort(listing, begin, end, list, spare, shared);
     return;
   }

@@ -10,7 +10,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
     if (HAS_B_INDEX) {
         row = load_b_index(product);
     }
-    let used = !HAS_OFFSETS || product < load_offsets(params.experts);
+    let used = !HAS_OFFSETS || (product >= load_offsets(0u) && product < load_offsets(params.experts));
     // A row that is not there has no columns: barriers must be reached by all. NONE is above every row.
     let cols = select(0u, params.cols, used && row < params.stored);
     let a_start = product / params.a_div * params.cols;

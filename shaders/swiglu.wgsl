@@ -7,7 +7,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
         return;
     }
     // A row that is not in use has no columns: barriers must be reached by all.
-    let used = row < load_offsets(params.experts);
+    let used = row >= load_offsets(0u) && row < load_offsets(params.experts);
     let width = select(0u, params.width, used);
     let a_start = row * 2u * params.width;
     let b_start = a_start + params.width;

@@ -8,7 +8,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
         return;
     }
     let row = group / params.chunks;
-    if (row >= load_offsets(params.experts)) {
+    if (row < load_offsets(0u) || row >= load_offsets(params.experts)) {
         return;
     }
     let first = group % params.chunks * COLUMNS;

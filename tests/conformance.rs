@@ -24,6 +24,8 @@ mod gate_backward;
 mod gemm;
 #[path = "conformance/keys.rs"]
 mod keys;
+#[path = "conformance/offsets.rs"]
+mod offsets;
 #[path = "conformance/optim.rs"]
 mod optim;
 #[path = "conformance/router.rs"]
@@ -68,6 +70,7 @@ fn main() -> std::process::ExitCode {
         score::cases(),
         select::cases(),
         optim::cases(),
+        offsets::cases(),
         buffers::cases(),
     ]
     .into_iter()

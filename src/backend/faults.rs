@@ -34,7 +34,22 @@ pub(crate) struct Index<'a, Buf> {
     pub(crate) none: bool,
 }
 
-impl<Buf> Index<'_, Buf> {
+impl<'a, Buf> Index<'a, Buf> {
+    /// So many entries below a limit, or [`NONE`](crate::kernel::NONE).
+    pub(crate) fn or_none(name: &'static str, buffer: &'a Buf, rows: usize, limit: usize) -> Self {
+        Self { name, buffer, rows: Extent::All(rows), div: 1, limit, none: true }
+    }
+
+    /// Entries below a limit, of rows in use: by offsets of so many groups, at most so many rows.
+    pub(crate) fn in_use(
+        name: &'static str,
+        buffer: &'a Buf,
+        (offsets, groups, rows): (&'a Buf, usize, usize),
+        limit: usize,
+    ) -> Self {
+        Self { name, buffer, rows: Extent::Used(offsets, groups, rows), div: 1, limit, none: false }
+    }
+
     /// Entries themselves are below this; `None` where every one of 32 bits is.
     pub(crate) fn entry_limit(&self) -> Option<u64> {
         let limit = (self.limit as u64).saturating_mul(self.div as u64);

@@ -7,6 +7,8 @@ pub mod cpu;
 pub mod cuda;
 mod devices;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod dispatch;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod faults;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod known;
@@ -148,6 +150,15 @@ fn check_range(buffer: &impl Buffer, offset: usize, len: usize) -> Result<()> {
             format!("{offset}..{offset}+{len}"),
             format!("within 0..{}", buffer.len()),
         ));
+    }
+    Ok(())
+}
+
+/// Refuses elements for `offset..` that are not all in the buffer, or of another type.
+fn check_upload(buffer: &impl Buffer, offset: usize, data: &HostData) -> Result<()> {
+    check_range(buffer, offset, data.len())?;
+    if buffer.dtype() != data.dtype() {
+        return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
     }
     Ok(())
 }

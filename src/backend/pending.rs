@@ -12,6 +12,8 @@ const MOST: usize = 256;
 pub(super) trait Checked {
     /// Order of submission.
     fn sequence(&self) -> u64;
+    /// Whether they have been looked at: what they found is known, and told once more to whoever asks.
+    fn decided(&self) -> bool;
 }
 
 /// Recordings in the order of their submission, and the checks of those that nobody has waited for.
@@ -41,22 +43,38 @@ impl<Checks: Checked> Unsettled<Checks> {
         self.checks().push(Arc::clone(checks));
     }
 
-    /// What `outcome` reports of recordings before `sequence` whose fences are gone: nobody waits for them any more.
+    /// What `outcome` reports of recordings before `sequence` whose fences are gone: nobody waits for them any more. It stops at the first
+    /// report; the others are for the next time, and so is one that could not be looked at.
     pub(super) fn settle(&self, sequence: u64, outcome: impl Fn(&Checks) -> Result<()>) -> Result<()> {
-        let settled: Vec<_> = {
+        let mut settled: Vec<_> = {
             let abandoned = |c: &mut Arc<Checks>| c.sequence() < sequence && Arc::strong_count(c) == 1;
             self.checks().extract_if(.., abandoned).collect()
         };
-        settled.iter().map(|checks| outcome(checks)).fold(Ok(()), Result::and)
+        settled.sort_by_key(|checks| std::cmp::Reverse(checks.sequence()));
+        while let Some(checks) = settled.pop() {
+            if let Err(error) = outcome(&checks) {
+                settled.extend((!checks.decided()).then_some(checks));
+                self.checks().extend(settled);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
-    /// The same of a caller who never waits: what has long run is looked at once there is much of it.
+    /// The same of a caller who never waits, once there is much of it: of what was submitted long ago and has run.
     pub(super) fn bound(&self, outcome: impl Fn(&Checks) -> Result<()>) -> Result<()> {
-        if self.checks().len() < MOST { Ok(()) } else { self.settle(self.next(), outcome) }
+        if self.checks().len() < MOST {
+            return Ok(());
+        }
+        self.settle(self.next().saturating_sub(MOST as u64 / 2), outcome)
     }
 
-    /// Takes the checks that someone waits for.
-    pub(super) fn take(&self, own: &Arc<Checks>) {
-        self.checks().retain(|checks| !Arc::ptr_eq(checks, own));
+    /// What `outcome` reports of checks that someone waits for.
+    pub(super) fn wait(&self, own: &Arc<Checks>, outcome: impl FnOnce(&Checks) -> Result<()>) -> Result<()> {
+        let outcome = outcome(own);
+        if own.decided() {
+            self.checks().retain(|checks| !Arc::ptr_eq(checks, own));
+        }
+        outcome
     }
 }

@@ -110,7 +110,7 @@ kernel! {
 }
 
 kernel! {
-    /// `h = silu(a) b` with `ab = [a | b]`, and `||h||` per row.
+    /// `h = silu(a) b` with `ab = [a | b]`, and `||h||` per row. Rows in front of the first offset are left alone.
     SwiGlu {
         params {
             /// Rows at most.
@@ -137,6 +137,7 @@ kernel! {
 
 kernel! {
     /// Backward of SwiGLU with the pair scale: `da = s u b silu'(a)`, `db = s u silu(a)`, `h`, and `dot = <u, h>`.
+    /// Rows in front of the first offset are left alone.
     SwiGluBackward {
         params {
             /// Rows at most.

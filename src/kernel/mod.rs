@@ -83,6 +83,14 @@ impl<A, B> Rebind<A, B> for Option<A> {
     }
 }
 
+/// Refuses zero.
+pub(crate) fn check_positive(name: &str, value: usize) -> crate::Result<()> {
+    if value == 0 {
+        return Err(crate::Error::argument(name, value, "1 or more"));
+    }
+    Ok(())
+}
+
 /// What every argument struct can tell.
 trait Arguments<Buf> {
     fn bindings(&self) -> Vec<Binding<'_, Buf>>;

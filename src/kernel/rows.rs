@@ -1,9 +1,10 @@
 //! Row kernels: permutation, compaction, combine, norms, dot products, casts.
 
+use super::NONE;
 use crate::{Error, Result};
 
 kernel! {
-    /// Stable counting sort of pairs by expert. Entries [`NONE`](super::NONE) are left out.
+    /// Stable counting sort of pairs by expert. Entries [`NONE`] are left out.
     Permute {
         params {
             /// P.
@@ -22,9 +23,19 @@ kernel! {
             offsets: Buf,
             /// u32 `[P]`: pair of each row; rows past the last offset keep what they held.
             pair_of_row: Buf,
-            /// u32 `[P]`: row of each pair, or [`NONE`](super::NONE).
+            /// u32 `[P]`: row of each pair, or [`NONE`].
             row_of_pair: Buf,
         }
+    }
+}
+
+impl<Buf> Permute<Buf> {
+    /// Refuses more pairs than 32 bits number beside [`NONE`].
+    pub(crate) fn check_pairs(&self) -> Result<()> {
+        if self.pairs >= NONE as usize {
+            return Err(Error::Overflow { what: "pairs".into(), detail: format!("{} do not fit 32 bits", self.pairs) });
+        }
+        Ok(())
     }
 }
 
@@ -74,7 +85,7 @@ kernel! {
         read {
             /// f32 `[R, cols]`.
             rows: Buf,
-            /// u32 `[T, k]`, [`NONE`](super::NONE) adds nothing; row t itself (k = 1) where absent.
+            /// u32 `[T, k]`, [`NONE`] adds nothing; row t itself (k = 1) where absent.
             row_of_pair: Option<Buf>,
             /// f32 `[T, k]`; 1 where absent.
             weights: Option<Buf>,
@@ -156,7 +167,7 @@ kernel! {
 }
 
 kernel! {
-    /// `dot[i] = <a[i / a_div], b[b_index[i]]>`, 0 where the index is [`NONE`](super::NONE).
+    /// `dot[i] = <a[i / a_div], b[b_index[i]]>`, 0 where the index is [`NONE`].
     RowDots {
         params {
             /// Number of products.
@@ -182,7 +193,7 @@ kernel! {
 }
 
 kernel! {
-    /// Conversion between float types, to nearest even.
+    /// Conversion between float types, to nearest even. A NaN stays one, of any bits.
     Cast {
         params {
             /// Elements.

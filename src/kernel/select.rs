@@ -1,5 +1,8 @@
 //! Selection kernels: score, demand, select.
 
+use super::check_positive;
+use crate::{Error, Result};
+
 /// The load recalibration metric: estimated contribution of a pair to its expert's update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -15,6 +18,20 @@ pub enum Metric {
     Gate,
     /// 1 for every eligible pair.
     Uniform,
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+impl Metric {
+    /// Number in `score.wgsl` and `cuda/score.cu`.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Product => 0,
+            Self::Full => 1,
+            Self::GateGrad => 2,
+            Self::Gate => 3,
+            Self::Uniform => 4,
+        }
+    }
 }
 
 /// Which pairs of an expert are retained within its quota.
@@ -101,6 +118,17 @@ kernel! {
             /// f32 `[E]`: mean finite eligible score before the floor; 0 where there is none.
             mean: Buf,
         }
+    }
+}
+
+impl<Buf> Score<Buf> {
+    /// Refuses tokens without pairs, and a metric without what it is made of.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_positive("top_k", self.top_k)?;
+        if self.metric == Metric::Full && (self.x_norm.is_none() || self.kappa.is_none()) {
+            return Err(Error::argument("metric", "full", "`x_norm` and `kappa` given, or another metric"));
+        }
+        Ok(())
     }
 }
 
@@ -191,5 +219,16 @@ kernel! {
             /// f32 `[E, SELECT_STATS]`.
             stats: Buf,
         }
+    }
+}
+
+impl<Buf> Select<Buf> {
+    /// Refuses tokens without pairs, and a rule without the keys that it orders by.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_positive("top_k", self.top_k)?;
+        if self.rule == SelectRule::Systematic && self.order.is_none() {
+            return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
+        }
+        Ok(())
     }
 }

@@ -46,9 +46,12 @@ pub fn cases() -> Vec<Case> {
         random(9 * 300).iter().enumerate().map(|(i, v)| if i % 300 < 150 { 1e38 * v } else { -1.1e38 * v }).collect();
     let (a, b, c, d) = (random(41 * 9), random(300 * 65), random(13 * 33), random(6 * 1031));
     let e: Vec<f32> = random(80 * 5);
+    let f = random(600 * 9);
     let mut cases = vec![
         build("typical", 9, F32, &a),
         build("large", 65, F32, &b),
+        build("as many rows as fill small devices", 9, F32, &f),
+        build("as many rows as fill small devices in bf16", 9, BF16, &f),
         build("wide", 1031, F32, &d),
         build("bf16", 33, BF16, &c),
         build("f16", 33, F16, &c),

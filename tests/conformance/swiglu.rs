@@ -1,7 +1,7 @@
 //! SwiGLU forward and backward, and the sigmoid of a shared expert's gate.
 
-use lrmoe::DType::F32;
-use lrmoe::kernel::{Sigmoid, SigmoidBackward, SwiGlu, SwiGluBackward};
+use lrmoe::DType::{self, BF16, F32};
+use lrmoe::kernel::{GroupedDgrad, GroupedForward, Sigmoid, SigmoidBackward, SwiGlu, SwiGluBackward};
 
 use crate::devices::Runner;
 use crate::support::oracle::sigmoid;
@@ -322,7 +322,70 @@ pub fn cases() -> Vec<Case> {
 
 /// All properties of this family.
 pub fn properties() -> Vec<Property> {
-    vec![Property { name: "swiglu::recomputed_h_has_the_bits_of_the_stash", check: recompute }]
+    vec![
+        Property { name: "swiglu::recomputed_h_has_the_bits_of_the_stash", check: recompute },
+        Property { name: "swiglu::rows_in_front_of_the_first_offset_stay", check: in_front },
+    ]
+}
+
+/// Rows in front of the first offset keep what they held, of SwiGLU alone and behind a product, and the others their bits.
+fn in_front(runner: &dyn Runner) -> Result<(), String> {
+    let (rows, width, k, groups) = (9, 20, 8, 2);
+    let mut rng = Rng::new(25);
+    let mut random = |len: usize| -> Vec<f32> { (0..len).map(|_| rng.normal() as f32).collect() };
+    let (x, w, down) = (random(rows * k), random(groups * 2 * width * k), random(groups * k * width));
+    let (ab, u) = (random(2 * rows * width), random(rows * width));
+    let run = |starts: [u32; 3], product: bool, dtype: DType| {
+        let mut case = Case::new("rows");
+        let offsets = case.u32("offsets", &starts);
+        let (x, ab) = (case.f32("x", &x), case.in_out("ab", &ab, F32));
+        let (w, down) = (case.floats("w", &w, dtype).0, case.floats("down", &down, dtype).0);
+        let u = case.in_out("u", &u, F32);
+        let (h, norm) = (case.out("h", F32, rows * width), case.out("norm", F32, rows));
+        let d_ab = case.out("d_ab", F32, 2 * rows * width);
+        let (again, dot) = (case.out("again", F32, rows * width), case.out("dot", F32, rows));
+        if product {
+            let n = 2 * width;
+            case.run(GroupedForward { rows, groups, n, k, index_div: 1, x, index: None, w, offsets, out: ab });
+        }
+        case.run(SwiGlu { rows, width, groups, ab, offsets, h, norm });
+        if product {
+            let (n, k, out) = (k, width, u);
+            case.run(GroupedDgrad { rows, groups, n, k, index_div: 1, dy: x, index: None, w: down, offsets, out });
+        }
+        case.run(SwiGluBackward {
+            rows,
+            width,
+            groups,
+            ab,
+            ab_index: None,
+            u,
+            scale: None,
+            offsets,
+            d_ab,
+            h: again,
+            dot,
+        });
+        let after = runner.run(&case).map_err(|e| e.to_string())?;
+        let slots = [(h, width), (norm, 1), (d_ab, 2 * width), (again, width), (dot, 1)];
+        let row = |r: usize, (slot, cols): (Slot, usize)| -> Vec<u32> {
+            (r * cols..(r + 1) * cols).map(|i| bits(&after[slot.0], i)).collect()
+        };
+        let rows: Vec<_> = (0..rows).map(|r| slots.map(|slot| row(r, slot))).collect();
+        Ok::<_, String>((rows, slots.map(|(slot, _)| bits(&case.buffers()[slot.0].1, 0))))
+    };
+    for (product, dtype) in [(false, F32), (true, F32), (true, BF16)] {
+        let (all, held) = run([0, 5, 8], product, dtype)?;
+        let (some, _) = run([3, 5, 8], product, dtype)?;
+        for (r, (all, some)) in all.iter().zip(&some).enumerate() {
+            let stays = |(row, held): (&Vec<u32>, &u32)| row.iter().all(|bits| bits == held);
+            let right = if (3..8).contains(&r) { all == some } else { some.iter().zip(&held).all(stays) };
+            if !right {
+                return Err(format!("row {r} with a product: {product}, of {dtype}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// h of the backward pass, and of a row alone, is h of the forward pass.

@@ -15,7 +15,10 @@ use crate::support::step::values;
 use crate::{backend, trial};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![trial("alignment::bits_do_not_depend_on_where_memory_begins", anywhere)]
+    vec![
+        trial("alignment::bits_do_not_depend_on_where_memory_begins", anywhere),
+        trial("alignment::nor_do_those_of_nan", nan),
+    ]
 }
 
 /// Elements behind every array.
@@ -177,4 +180,57 @@ fn anywhere() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Casts keep the bits of a NaN within a type, and give the one of hardware where they make a type narrower.
+fn nan() -> Outcome {
+    let lrmoe = backend(CudaOptions::default())?;
+    let bits = [0x7f80_0001, 0xffc1_2345, 0x7fff_ffff, 0x3f80_0000, 0xff81_0000].map(f32::from_bits).repeat(9);
+    let high = |x: &f32| (x.to_bits() >> 16) as u16;
+    for shift in [0, 1] {
+        let mut arrays = Arrays { lrmoe: &lrmoe, shift, owners: Vec::new() };
+        let mut recording = Recording::new();
+        let sources = [
+            HostData::F32(bits.clone()),
+            HostData::BF16(bits.iter().map(|x| half::bf16::from_bits(high(x))).collect()),
+            HostData::F16(bits.iter().map(|x| half::f16::from_bits(high(x))).collect()),
+        ];
+        let mut casts = Vec::new();
+        for source in sources {
+            let (from, len) = (source.dtype(), source.len());
+            let src = arrays.add(source.clone())?;
+            for to in [F32, BF16, F16] {
+                let dst = arrays.floats(3, len, to)?;
+                recording.dispatch(Cast { len, src: src.clone(), dst: dst.clone() }).map_err(text)?;
+                casts.push((from, to, source.clone(), dst));
+            }
+        }
+        lrmoe.submit(&recording).map_err(text)?;
+        for (from, to, source, dst) in casts {
+            let narrow = |data: &HostData| -> Vec<(bool, u16)> {
+                match data {
+                    HostData::BF16(values) => values.iter().map(|x| (x.is_nan(), x.to_bits())).collect(),
+                    HostData::F16(values) => values.iter().map(|x| (x.is_nan(), x.to_bits())).collect(),
+                    _ => Vec::new(),
+                }
+            };
+            let got = lrmoe.read_blocking(&dst).map_err(text)?;
+            let what = format!("{from} to {to}, {shift} elements off");
+            if from == to {
+                holds(&what, raw(&got) == raw(&source))?;
+            } else {
+                holds(&what, narrow(&got).iter().all(|&(is_nan, bits)| !is_nan || bits == 0x7fff))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn raw(data: &HostData) -> Vec<u32> {
+    match data {
+        HostData::BF16(values) => values.iter().map(|x| x.to_bits().into()).collect(),
+        HostData::F16(values) => values.iter().map(|x| x.to_bits().into()).collect(),
+        HostData::F32(values) => values.iter().map(|x| x.to_bits()).collect(),
+        HostData::U32(values) => values.clone(),
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use libtest_mimic::Trial;
 use lrmoe::backend::cuda::{CUBIN_ARCHS, Cubin, build_cubins, cuda_kernels};
 
+use crate::image::Image;
 use crate::support::outcome::{Outcome, holds, text};
 use crate::{directory, support, trial_with};
 
@@ -86,42 +87,6 @@ fn registers() -> Outcome {
     holds(wrong.join("\n"), wrong.is_empty())
 }
 
-/// Sizes of the parameters of a kernel in an ELF image, from its `.nv.info` section, and threads at most.
-fn info(image: &[u8], kernel: &str) -> Option<(Vec<usize>, Option<u32>)> {
-    let u16_at = |at: usize| Some(u16::from_le_bytes(image.get(at..at + 2)?.try_into().ok()?));
-    let u32_at = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?));
-    let u64_at = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?) as usize);
-    let (table, entry, count, names) = (u64_at(40)?, u16_at(58)? as usize, u16_at(60)? as usize, u16_at(62)? as usize);
-    let section = |index: usize| Some((u32_at(table + index * entry)? as usize, table + index * entry));
-    let names_at = u64_at(section(names)?.1 + 24)?;
-    let wanted = format!(".nv.info.{kernel}\0");
-    let at = (0..count).find_map(|index| {
-        let (name, header) = section(index)?;
-        image.get(names_at + name..)?.starts_with(wanted.as_bytes()).then_some(header)
-    })?;
-    let (mut at, size) = (u64_at(at + 24)?, u64_at(at + 32)?);
-    let end = at + size;
-    let (mut params, mut threads) = (BTreeMap::new(), None);
-    while at + 4 <= end {
-        let (format, attribute, value) = (image[at], image[at + 1], u16_at(at + 2)? as usize);
-        at += 4;
-        // EIFMT_SVAL: so many bytes follow.
-        if format == 4 {
-            match attribute {
-                // EIATTR_KPARAM_INFO: ordinal, and in the upper half of the last word the size times four.
-                0x17 => {
-                    params.insert(u16_at(at + 4)?, (u32_at(at + 8)? >> 18) as usize);
-                }
-                // EIATTR_MAX_THREADS.
-                0x05 => threads = u32_at(at),
-                _ => {}
-            }
-            at += value;
-        }
-    }
-    Some((params.into_values().collect(), threads))
-}
-
 fn bytes_of(c_type: &str) -> usize {
     match c_type {
         "u64" | "f64" => 8,
@@ -133,13 +98,15 @@ fn bytes_of(c_type: &str) -> usize {
 fn signatures() -> Outcome {
     let kernels = cuda_kernels();
     for cubin in cubins()? {
+        let image = Image::new(cubin.image.clone()).ok_or_else(|| format!("{}: no image", cubin.file))?;
         for kernel in kernels.iter().filter(|kernel| kernel.file == cubin.file) {
-            let (sizes, threads) = info(&cubin.image, &kernel.name)
-                .ok_or_else(|| format!("{} on sm_{}: no parameters in the image", kernel.name, cubin.sm))?;
+            let described = image.kernel(&kernel.name);
+            let described = described.ok_or_else(|| format!("{} on sm_{}: not in the image", kernel.name, cubin.sm))?;
+            let sizes: Vec<usize> = described.params.iter().map(|&(_, bytes)| bytes).collect();
             let expected: Vec<usize> = kernel.params.iter().map(|(_, c_type)| bytes_of(c_type)).collect();
             holds(format!("{}: sizes {sizes:?} are {expected:?}", kernel.name), sizes == expected)?;
-            let name = &kernel.name;
-            holds(format!("{name}: threads {threads:?} are {}", kernel.threads), threads == Some(kernel.threads))?;
+            let (name, threads) = (&kernel.name, described.max_threads);
+            holds(format!("{name}: threads {threads} are {}", kernel.threads), threads == kernel.threads)?;
         }
     }
     Ok(())
@@ -176,8 +143,9 @@ fn instructions() -> Outcome {
                 continue;
             }
             checked += 1;
-            let counts = format!("{name} on sm_{}: HMMA {}, LDGSTS {}", cubin.sm, count("HMMA"), count("LDGSTS"));
-            holds(counts, count("HMMA") > 0)?;
+            let counts = ["HMMA", "LDSM", "LDGSTS"].map(count);
+            let what = format!("{name} on sm_{}: HMMA, LDSM, LDGSTS {counts:?}", cubin.sm);
+            holds(what, counts.iter().all(|&count| count > 0))?;
         }
     }
     holds(format!("{checked} kernels with tensor cores"), checked > 0)

@@ -5,6 +5,7 @@ use lrmoe::backend::cuda::cudarc::driver::{CudaContext, DevicePtr, result};
 use lrmoe::kernel::Sigmoid;
 use lrmoe::{Backend, CudaBackend, CudaOptions, DType, HostData, Recording};
 
+use crate::support::backend as generic;
 use crate::support::outcome::{Outcome, holds, refused, text};
 use crate::support::step::{SMALL, bits};
 use crate::{backend, trial};
@@ -15,6 +16,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("host::streams_in_threads_give_the_same_bits", threads),
         trial("host::the_threads_context_stays_the_hosts", current_context),
         trial("host::addresses_that_do_not_fit_are_refused", not_borrowed),
+        trial("host::the_per_thread_stream_is_refused", per_thread),
     ]
 }
 
@@ -54,18 +56,8 @@ fn in_place() -> Outcome {
 
 /// A backend a thread, each on a stream of its own in the one context.
 fn threads() -> Outcome {
-    let first = bits(&backend(CudaOptions::default())?, SMALL)?;
-    let threads: Vec<_> = (0..3)
-        .map(|_| {
-            std::thread::spawn(|| {
-                let backend = CudaBackend::new(CudaOptions { poison: true, ..Default::default() }).map_err(text)?;
-                bits(&backend, SMALL)
-            })
-        })
-        .collect();
-    let results: Vec<_> =
-        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())).collect();
-    results.into_iter().try_for_each(|result| holds("all streams give the same bits", result?? == first))
+    let own = || CudaBackend::new(CudaOptions { poison: true, ..Default::default() }).map_err(text);
+    generic::threads(&backend(CudaOptions::default())?, 3, own)
 }
 
 fn current_context() -> Outcome {
@@ -76,12 +68,16 @@ fn current_context() -> Outcome {
         let lrmoe = CudaBackend::new(CudaOptions::default()).map_err(text)?;
         bits(&lrmoe, SMALL)?;
         holds("it has none afterwards", current()?.is_none())?;
+        drop(lrmoe);
+        holds("nor when the backend is gone", current()?.is_none())?;
         let context = CudaContext::new(0).map_err(text)?;
         context.bind_to_thread().map_err(text)?;
         let mine = current()?;
         let adopted = CudaBackend::adopt(&context.default_stream(), CudaOptions::default()).map_err(text)?;
         bits(&adopted, SMALL)?;
-        holds("the host's is current afterwards", current()? == mine && mine.is_some())
+        holds("the host's is current afterwards", current()? == mine && mine.is_some())?;
+        drop(adopted);
+        holds("and when the backend is gone", current()? == mine)
     })
     .join()
     .map_err(|_| "the thread panicked".to_owned())?
@@ -95,8 +91,9 @@ fn not_borrowed() -> Outcome {
     for (address, dtype, len, part) in [
         (address + 2, DType::F32, 4, "multiple of 4"),
         (address + 1, DType::BF16, 4, "multiple of 2"),
-        (on_the_host.as_ptr() as u64, DType::F32, 4, "memory of this device"),
-        (0, DType::F32, 4, "memory of this device"),
+        (on_the_host.as_ptr() as u64, DType::F32, 4, "one allocation of this device"),
+        (0, DType::F32, 4, "one allocation of this device"),
+        (address, DType::F32, 1 << 30, "one allocation of this device"),
         (address, DType::F32, usize::MAX, "address space"),
     ] {
         // SAFETY: refused, so nothing is ever read or written there.
@@ -104,4 +101,11 @@ fn not_borrowed() -> Outcome {
         holds(format!("`{error}` says {part}"), error.contains(part) && error.contains("part"))?;
     }
     Ok(())
+}
+
+fn per_thread() -> Outcome {
+    let context = CudaContext::new(0).map_err(text)?;
+    let adopted = CudaBackend::adopt(&context.per_thread_stream(), CudaOptions::default());
+    let error = refused("a stream for each thread", adopted)?.to_string();
+    holds(format!("`{error}` says so"), error.contains("per-thread"))
 }

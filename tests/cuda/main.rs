@@ -9,6 +9,11 @@ use lrmoe::{CudaBackend, CudaOptions};
 #[path = "../support/mod.rs"]
 mod support;
 
+/// The test driver's.
+#[allow(dead_code, reason = "the test driver uses more of it")]
+#[path = "../fakecuda/src/image.rs"]
+mod image;
+
 mod alignment;
 mod cache;
 mod cubins;
@@ -41,7 +46,11 @@ fn main() -> std::process::ExitCode {
     .into_iter()
     .flatten()
     .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // What a real driver would have let pass, or left undefined.
+    let violations = support::fake_cuda::fake().ok().flatten().map(|fake| fake.violations()).unwrap_or_default();
+    violations.iter().for_each(|violation| println!("violation: {violation}"));
+    if violations.is_empty() { conclusion.exit_code() } else { std::process::ExitCode::FAILURE }
 }
 
 /// A trial that is ignored where there is no device.

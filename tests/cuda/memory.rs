@@ -1,13 +1,12 @@
 //! Budgets, pools, faults, and what is kept.
 
 use libtest_mimic::Trial;
-use lrmoe::kernel::{GroupedDgrad, GroupedForward, SwiGlu, SwiGluBackward};
 use lrmoe::memory::Category;
-use lrmoe::{Backend, CudaBackend, CudaOptions, DType, Error, HostData, Recording};
+use lrmoe::{Backend, CudaBackend, CudaOptions, DType, Error, Recording};
 
 use crate::support::backend as generic;
 use crate::support::outcome::{Outcome, holds, refused, text};
-use crate::support::step::{SMALL, bits, values};
+use crate::support::step::{SMALL, bits};
 use crate::{backend, trial};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -21,7 +20,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("memory::a_refused_recording_leaves_the_device_usable", refused_recording),
         trial("memory::buffers_and_fences_of_another_device_are_refused", foreign),
         trial("memory::times_are_there_for_every_command", times),
-        trial("memory::fused_commands_leave_what_single_ones_leave", fused),
     ]
 }
 
@@ -63,7 +61,14 @@ fn refused_recording() -> Outcome {
 }
 
 fn foreign() -> Outcome {
-    generic::foreign(&backend(CudaOptions::default())?, &CudaBackend::new(CudaOptions::default()).map_err(text)?)
+    let mine = backend(CudaOptions::default())?;
+    generic::foreign(&mine, &CudaBackend::new(CudaOptions::default()).map_err(text)?)?;
+    // On the same stream, accounts and fences are still each backend's own.
+    let beside = mine.beside(CudaOptions { timings: true, ..Default::default() }).map_err(text)?;
+    let fence = beside.submit(&Recording::new()).map_err(text)?;
+    refused("a wait beside", mine.wait(&fence))?;
+    holds("no times of another's", mine.timings(&fence).is_none())?;
+    beside.wait(&fence).map_err(text)
 }
 
 fn times() -> Outcome {
@@ -77,99 +82,4 @@ fn times() -> Outcome {
     let untimed = backend(CudaOptions::default())?;
     let fence = untimed.submit(&Recording::new()).map_err(text)?;
     holds("not measured is not zero", untimed.timings(&fence).is_none())
-}
-
-/// Every buffer of a product and its SwiGLU, forward and backward, gathered and scaled: products and what goes through SwiGLU bit by bit,
-/// sums over rows within a rounding.
-fn fused() -> Outcome {
-    let (rows, groups, hidden, width) = (150, 3, 40, 36);
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let run = |fuse: bool| -> Result<Vec<Vec<f32>>, String> {
-            let backend = backend(CudaOptions { fuse, ..Default::default() })?;
-            let floats = |seed, len| HostData::F32(values(seed, len));
-            let import = |name, data| backend.import(name, data, Category::Scratch).map_err(text);
-            let alloc = |name, len| backend.alloc(name, DType::F32, len, Category::Scratch).map_err(text);
-            let stored = |seed, len| HostData::from_f32(values(seed, len), dtype);
-            let (x, dy) = (import("x", floats(1, 80 * hidden))?, import("dy", floats(2, 80 * hidden))?);
-            let index = import("index", HostData::U32((0..rows as u32).map(|row| (row * 7) % 160).collect()))?;
-            let (w, down) = (
-                import("w", stored(3, groups * 2 * width * hidden))?,
-                import("down", stored(4, groups * width * hidden))?,
-            );
-            let offsets = import("offsets", HostData::U32(vec![0, 70, 70, 141]))?;
-            let (ab, h, norm) = (alloc("ab", rows * 2 * width)?, alloc("h", rows * width)?, alloc("norm", rows)?);
-            let (u, d_ab) = (alloc("u", rows * width)?, alloc("d_ab", rows * 2 * width)?);
-            let (again, dot) = (alloc("again", rows * width)?, alloc("dot", rows)?);
-            let scale = import("scale", floats(5, rows))?;
-            let ab_index = import("ab_index", HostData::U32((0..rows as u32).rev().map(|row| row % 141).collect()))?;
-            let mut recording = Recording::new();
-            // What lies behind the last group is left alone, whatever it was.
-            [&ab, &h, &norm, &u, &d_ab, &again, &dot].into_iter().for_each(|buffer| recording.fill(buffer, 0));
-            let forward = GroupedForward {
-                rows,
-                groups,
-                n: 2 * width,
-                k: hidden,
-                index_div: 2,
-                x,
-                index: Some(index.clone()),
-                w,
-                offsets: offsets.clone(),
-                out: ab.clone(),
-            };
-            let swiglu = SwiGlu {
-                rows,
-                width,
-                groups,
-                ab: ab.clone(),
-                offsets: offsets.clone(),
-                h: h.clone(),
-                norm: norm.clone(),
-            };
-            let (n, k) = (hidden, width);
-            let dgrad = GroupedDgrad {
-                rows,
-                groups,
-                n,
-                k,
-                index_div: 2,
-                dy,
-                index: Some(index),
-                w: down,
-                offsets: offsets.clone(),
-                out: u.clone(),
-            };
-            let backward = SwiGluBackward {
-                rows,
-                width,
-                groups,
-                ab: ab.clone(),
-                ab_index: Some(ab_index),
-                u: u.clone(),
-                scale: Some(scale),
-                offsets,
-                d_ab: d_ab.clone(),
-                h: again.clone(),
-                dot: dot.clone(),
-            };
-            recording.dispatch(forward).map_err(text)?;
-            recording.dispatch(swiglu).map_err(text)?;
-            recording.dispatch(dgrad).map_err(text)?;
-            recording.dispatch(backward).map_err(text)?;
-            backend.submit(&recording).and_then(|fence| backend.wait(&fence)).map_err(text)?;
-            let read = |buffer| backend.read_blocking(buffer).and_then(HostData::into_f32).map_err(text);
-            [&ab, &h, &u, &d_ab, &again, &norm, &dot].into_iter().map(read).collect()
-        };
-        let (one, two) = (run(true)?, run(false)?);
-        for (name, (one, two)) in ["ab", "h", "u", "d_ab", "h again"].iter().zip(one.iter().zip(&two)) {
-            let differing = one.iter().zip(two).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-            holds(format!("{dtype}: {differing} of {} elements of {name} differ", one.len()), differing == 0)?;
-        }
-        for (name, (one, two)) in ["norm", "dot"].iter().zip(one[5..].iter().zip(&two[5..])) {
-            let largest = two.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 4.0 * f32::EPSILON * largest;
-            holds(format!("{dtype}: {name}: {one:?} is {two:?}"), one.iter().zip(two).all(close))?;
-        }
-    }
-    Ok(())
 }

@@ -22,7 +22,7 @@ fn main() -> std::process::ExitCode {
     libtest_mimic::run(&arguments, all.into_iter().flatten().collect()).exit_code()
 }
 
-/// A trial that is ignored where the test driver was not asked for, and fails where it was and is not there.
+/// A trial that is ignored where the test driver was not asked for or cannot be used; the latter fails with `LRMOE_REQUIRE_CUDA`.
 fn trial(name: &'static str, run: fn(&'static Fake) -> Outcome) -> Trial {
     Trial::ignorable_test(name, move || match fake() {
         Ok(Some(fake)) => run(fake).map(|()| Completion::Completed).map_err(Failed::from),

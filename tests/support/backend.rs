@@ -26,6 +26,15 @@ pub fn budgets<B: Backend>(make: impl Fn(Option<u64>) -> Result<B, String>) -> O
     holds("small budgets are refused and large ones are enough", (3..8).contains(&refusals))
 }
 
+/// Backends in so many threads give the bits of a shared one.
+pub fn threads<B: Backend>(shared: &B, count: usize, make: fn() -> Result<B, String>) -> Outcome {
+    let threads: Vec<_> = (0..count).map(|_| std::thread::spawn(move || bits(&make()?, SMALL))).collect();
+    let results: Vec<_> =
+        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())).collect();
+    let one = bits(shared, SMALL)?;
+    results.into_iter().try_for_each(|result| holds("all threads get the same bits", result?? == one))
+}
+
 /// Recordings that nobody waits for do not pile up, and their faults are told.
 pub fn abandoned<B: Backend>(backend: &B) -> Outcome {
     let import = |name, data| backend.import(name, data, Category::Scratch).map_err(text);

@@ -1,6 +1,6 @@
 //! What the test targets share: golden data, an independent f64 oracle, comparisons and test randomness.
 //!
-//! Only `backend`, `cuda`, `device`, `layer`, `outcome` and `step` use the crate under test; the rest does not, so that an agreement means something.
+//! Only `backend`, `cuda`, `device`, `fake_cuda`, `layer`, `outcome` and `step` use the crate under test; the rest does not, so that an agreement means something.
 #![allow(dead_code, reason = "every test target uses a different part")]
 #![allow(unreachable_pub, reason = "`pub` marks what test targets may use; a test target exports nothing")]
 

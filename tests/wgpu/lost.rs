@@ -42,18 +42,8 @@ fn destroyed() -> Outcome {
 }
 
 fn eight() -> Outcome {
-    let threads: Vec<_> = (0..8)
-        .map(|_| {
-            std::thread::spawn(|| {
-                let backend = WgpuBackend::new(WgpuOptions { poison: true, ..Default::default() }).map_err(text)?;
-                bits(&backend, SMALL)
-            })
-        })
-        .collect();
-    let results: Vec<_> =
-        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())).collect();
-    let first = bits(&backend(WgpuOptions::default())?, SMALL)?;
-    results.into_iter().try_for_each(|result| holds("all devices give the same bits", result?? == first))
+    let own = || WgpuBackend::new(WgpuOptions { poison: true, ..Default::default() }).map_err(text);
+    generic::threads(&backend(WgpuOptions::default())?, 8, own)
 }
 
 fn faults() -> Outcome {

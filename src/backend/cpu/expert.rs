@@ -99,11 +99,13 @@ pub(super) fn swiglu(args: &SwiGlu<CpuBuffer>) -> Result<()> {
     let (ab, offsets) = (args.ab.read()?, args.offsets.read()?);
     let (mut h, mut norm) = (args.h.write()?, args.norm.write()?);
     let width = args.width;
-    let used = used_rows(group_offsets(&offsets, args.groups)?, args.rows)?;
+    let offsets = group_offsets(&offsets, args.groups)?;
+    let used = used_rows(offsets, args.rows)?;
+    let first = offsets[0] as usize;
     elements("rows of one task", &[ROW_CHUNK, 2, width])?;
-    let ab = ab.f32(elements("ab", &[used, 2, width])?)?;
-    let h = h.f32(elements("h", &[used, width])?)?;
-    let norm = norm.f32(used)?;
+    let ab = &ab.f32(elements("ab", &[used, 2, width])?)?[2 * width * first..];
+    let h = &mut h.f32(elements("h", &[used, width])?)?[width * first..];
+    let norm = &mut norm.f32(used)?[first..];
     if width == 0 {
         norm.fill(0.0);
         return Ok(());
@@ -132,26 +134,32 @@ pub(super) fn swiglu_backward(args: &SwiGluBackward<CpuBuffer>) -> Result<()> {
     let scale = read_optional(args.scale.as_ref())?;
     let (mut d_ab, mut h, mut dots) = (args.d_ab.write()?, args.h.write()?, args.dot.write()?);
     let width = args.width;
-    let used = used_rows(group_offsets(&offsets, args.groups)?, args.rows)?;
+    let offsets = group_offsets(&offsets, args.groups)?;
+    let used = used_rows(offsets, args.rows)?;
+    let begin = offsets[0] as usize;
     let index = optional_u32(index.as_ref(), used)?;
     let scale = optional_f32(scale.as_ref(), used)?;
     let u = u.f32(elements("u", &[used, width])?)?;
-    let dots = dots.f32(used)?;
+    let dots = &mut dots.f32(used)?[begin..];
     if width == 0 {
         dots.fill(0.0);
         return Ok(());
     }
     elements("rows of one task", &[ROW_CHUNK, 2, width])?;
     let stored = args.ab.len_rows(2 * width);
-    if let Some(&row) = index.and_then(|index| index.iter().find(|&&row| row as usize >= stored)) {
+    if let Some(&row) = index.and_then(|index| index[begin..].iter().find(|&&row| row as usize >= stored)) {
         return Err(Error::argument("ab_index", row, format!("below {stored} rows")));
     }
     let ab = ab.f32(elements("ab", &[if index.is_some() { stored } else { used }, 2, width])?)?;
-    let d_ab = d_ab.f32(elements("d_ab", &[used, 2, width])?)?.par_chunks_mut(ROW_CHUNK * 2 * width);
-    let h = h.f32(elements("h", &[used, width])?)?.par_chunks_mut(ROW_CHUNK * width);
-    let chunks = d_ab.zip(h).zip(dots.par_chunks_mut(ROW_CHUNK)).enumerate();
+    let d_ab = &mut d_ab.f32(elements("d_ab", &[used, 2, width])?)?[2 * width * begin..];
+    let h = &mut h.f32(elements("h", &[used, width])?)?[width * begin..];
+    let chunks = d_ab
+        .par_chunks_mut(ROW_CHUNK * 2 * width)
+        .zip(h.par_chunks_mut(ROW_CHUNK * width))
+        .zip(dots.par_chunks_mut(ROW_CHUNK))
+        .enumerate();
     chunks.for_each(|(chunk, ((d_ab, h), dots))| {
-        let first = chunk * ROW_CHUNK;
+        let first = begin + chunk * ROW_CHUNK;
         vectorised(
             #[inline(always)]
             || {

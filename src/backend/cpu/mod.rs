@@ -21,7 +21,7 @@ use half::{bf16, f16};
 pub use buffer::CpuBuffer;
 
 use super::pool::Pool;
-use super::{Backend, Buffer, Caps, check_range, range_len};
+use super::{Backend, Buffer, Caps, check_upload, range_len};
 use crate::kernel::Kernel;
 use crate::memory::{Accountant, Category};
 use crate::recording::Command;
@@ -188,7 +188,7 @@ impl Backend for CpuBackend {
     }
 
     fn upload(&self, buffer: &CpuBuffer, offset: usize, data: &HostData) -> Result<()> {
-        check_range(buffer, offset, data.len())?;
+        check_upload(buffer, offset, data)?;
         copy(data, buffer.write()?.data(), offset, data.len())
     }
 

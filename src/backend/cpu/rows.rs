@@ -8,7 +8,7 @@ use super::expert::{group_offsets, optional_f32, optional_u32, read_optional, us
 use super::gemm::Floats;
 use super::math::{ROW_CHUNK, dot, norm_from_squares, vectorised};
 use crate::backend::{Buffer, elements};
-use crate::kernel::{Cast, Combine, GatherRows, NONE, Permute, RowDots, RowNorms};
+use crate::kernel::{Cast, Combine, GatherRows, NONE, Permute, RowDots, RowNorms, check_positive};
 use crate::tensor::HostData;
 use crate::{Error, Result};
 
@@ -71,9 +71,7 @@ fn out_of_range(name: &str, value: u32, limit: usize) -> Error {
 pub(super) fn permute(args: &Permute<CpuBuffer>) -> Result<()> {
     let ids = args.ids.read()?;
     let ids = ids.u32(args.pairs)?;
-    if args.pairs >= NONE as usize {
-        return Err(Error::Overflow { what: "pairs".into(), detail: format!("{} do not fit 32 bits", args.pairs) });
-    }
+    args.check_pairs()?;
     if let Some(&id) = ids.iter().find(|&&id| id != NONE && id as usize >= args.experts) {
         return Err(out_of_range("ids", id, args.experts));
     }
@@ -115,9 +113,7 @@ pub(super) fn gather_rows(args: &GatherRows<CpuBuffer>) -> Result<()> {
     let first = offsets[0] as usize;
     let cols = args.cols;
     let stored = args.src.len_rows(cols);
-    if args.index_div == 0 {
-        return Err(Error::argument("index_div", 0, "1 or more"));
-    }
+    check_positive("index_div", args.index_div)?;
     let index = index.u32(used)?;
     if let Some(&i) = index[first..].iter().find(|&&i| i as usize / args.index_div >= stored) {
         return Err(out_of_range("index", i, stored * args.index_div));
@@ -239,9 +235,7 @@ pub(super) fn row_dots(args: &RowDots<CpuBuffer>) -> Result<()> {
     let mut out = args.dot.write()?;
     let cols = args.cols;
     let out = out.f32(args.rows)?;
-    if args.a_div == 0 {
-        return Err(Error::argument("a_div", 0, "1 or more"));
-    }
+    check_positive("a_div", args.a_div)?;
     require_len("a", &args.a, elements("a", &[args.rows.div_ceil(args.a_div), cols])?)?;
     let b_index = optional_u32(b_index.as_ref(), args.rows)?;
     let stored = args.b.len_rows(cols);

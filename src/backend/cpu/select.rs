@@ -57,9 +57,7 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
     let first = segments.first().map_or(0, |segment| segment.start);
     let tokens = args.d_norm.len_rows(1);
     let d_norm = d_norm.f32(tokens)?;
-    if args.top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
+    args.check()?;
     let pairs = elements("pairs", &[tokens, args.top_k])?;
     let weights = weights.f32(pairs)?;
     let h_norm = h_norm.f32(used)?;
@@ -67,13 +65,8 @@ pub(super) fn score(args: &Score<CpuBuffer>) -> Result<()> {
     if let Some(&pair) = pair_of_row[first..].iter().find(|&&pair| pair as usize >= pairs) {
         return Err(Error::argument("pair_of_row", pair, format!("below {pairs}")));
     }
-    let full = match (optional_f32(x_norm.as_ref(), tokens)?, optional_f32(kappa.as_ref(), args.experts)?) {
-        (Some(x_norm), Some(kappa)) => Some((x_norm, kappa)),
-        _ if args.metric == Metric::Full => {
-            return Err(Error::argument("metric", "full", "`x_norm` and `kappa` given, or another metric"));
-        }
-        _ => None,
-    };
+    let (x_norm, kappa) = (optional_f32(x_norm.as_ref(), tokens)?, optional_f32(kappa.as_ref(), args.experts)?);
+    let full = x_norm.zip(kappa);
     let score = split_mut(&mut score.f32(used)?[..], &segments);
     let experts = score.into_par_iter().zip(means.f32(args.experts)?).zip(&segments).enumerate();
     experts.for_each(|(expert, ((score, mean_out), segment))| {
@@ -240,17 +233,10 @@ pub(super) fn select(args: &Select<CpuBuffer>) -> Result<()> {
     if let Some(&pair) = pair_of_row[first..].iter().find(|&&pair| pair as usize >= pairs) {
         return Err(Error::argument("pair_of_row", pair, format!("below {pairs}")));
     }
-    if top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
+    args.check()?;
     let tokens = pairs.div_ceil(top_k);
     let token_ids = optional_u32(token_ids.as_ref(), elements("token_ids", &[tokens, 2])?)?;
-    let order = match (optional_u32(order.as_ref(), tokens)?, args.rule) {
-        (None, SelectRule::Systematic) => {
-            return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
-        }
-        (order, _) => order.unwrap_or_default(),
-    };
+    let order = optional_u32(order.as_ref(), tokens)?.unwrap_or_default();
     let token_id = |pair: usize| match (pair / top_k, token_ids) {
         (token, Some(ids)) => u64::from(ids[2 * token]) | u64::from(ids[2 * token + 1]) << 32,
         (token, None) => args.first_token.wrapping_add(token as u64),

@@ -21,8 +21,8 @@ struct Shared {
     len: usize,
     dtype: DType,
     address: u64,
-    /// [`Context::device`] of its context.
-    device: u64,
+    /// [`Context::id`].
+    context: u64,
     /// Kept for its drop; none where the memory is a host's.
     _memory: Option<Piece<Memory>>,
 }
@@ -54,12 +54,12 @@ impl Drop for Memory {
 
 impl CudaBuffer {
     pub(super) fn pooled(name: &str, dtype: DType, len: usize, piece: Piece<Memory>) -> Self {
-        let (address, device) = (piece.address, piece.context.device);
-        Self { shared: Arc::new(Shared { name: name.to_owned(), len, dtype, address, device, _memory: Some(piece) }) }
+        let (address, context) = (piece.address, piece.context.id);
+        Self { shared: Arc::new(Shared { name: name.to_owned(), len, dtype, address, context, _memory: Some(piece) }) }
     }
 
-    pub(super) fn borrowed(name: &str, dtype: DType, len: usize, address: u64, device: u64) -> Self {
-        Self { shared: Arc::new(Shared { name: name.to_owned(), len, dtype, address, device, _memory: None }) }
+    pub(super) fn borrowed(name: &str, dtype: DType, len: usize, address: u64, context: u64) -> Self {
+        Self { shared: Arc::new(Shared { name: name.to_owned(), len, dtype, address, context, _memory: None }) }
     }
 
     /// Address of the first element in device memory.
@@ -67,9 +67,9 @@ impl CudaBuffer {
         self.shared.address
     }
 
-    /// The device that the memory is on.
-    pub(super) fn device(&self) -> u64 {
-        self.shared.device
+    /// The context that the memory is of.
+    pub(super) fn context(&self) -> u64 {
+        self.shared.context
     }
 
     /// Bytes of the elements.
@@ -102,12 +102,12 @@ impl Buffer for CudaBuffer {
 
     fn shares_memory(&self, other: &Self) -> bool {
         let (a, b) = (self.range(), other.range());
-        self.device() == other.device() && a.start < b.end && b.start < a.end
+        self.context() == other.context() && a.start < b.end && b.start < a.end
     }
 }
 
 impl Same for CudaBuffer {
     fn is(&self, other: &Self) -> bool {
-        self.device() == other.device() && self.range() == other.range()
+        self.context() == other.context() && self.range() == other.range()
     }
 }

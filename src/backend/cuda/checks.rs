@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::buffer::CudaBuffer;
-use super::context::{Context, Event};
+use super::context::Context;
+use super::event::Event;
 use super::exec::Exec;
 use super::host::Mapped;
 use super::kernels::checks::{CheckIndex, CheckOffsets};
@@ -28,7 +29,8 @@ const THREADS: usize = 256;
 #[derive(Debug)]
 pub(super) struct Pending {
     sequence: u64,
-    last: Event,
+    /// Behind the recording; `None` where it could not be had, and so nothing can be said.
+    last: Option<Arc<Event>>,
     context: Arc<Context>,
     words: Mutex<Option<Mapped>>,
     places: Vec<Place>,
@@ -39,21 +41,31 @@ impl Checked for Pending {
     fn sequence(&self) -> u64 {
         self.sequence
     }
+
+    fn decided(&self) -> bool {
+        self.outcome.get().is_some()
+    }
 }
 
 impl Pending {
-    pub(super) fn new(sequence: u64, context: &Arc<Context>, words: Mapped, places: Vec<Place>) -> Result<Arc<Self>> {
-        let last = Event::record(context, false)?;
+    pub(super) fn new(
+        sequence: u64,
+        context: &Arc<Context>,
+        last: Option<Arc<Event>>,
+        words: Mapped,
+        places: Vec<Place>,
+    ) -> Arc<Self> {
         let (context, words) = (Arc::clone(context), Mutex::new(Some(words)));
-        Ok(Arc::new(Self { sequence, last, context, words, places, outcome: OnceLock::new() }))
+        Arc::new(Self { sequence, last, context, words, places, outcome: OnceLock::new() })
     }
 
     /// Waits for the recording, and says what the checks found.
     pub(super) fn outcome(&self, time_limit: Duration) -> Result<()> {
-        if self.outcome.get().is_none() {
-            self.context.wait_for(&self.last, time_limit)?;
+        if let (None, Some(last)) = (self.outcome.get(), &self.last) {
+            self.context.wait_for(last, time_limit)?;
         }
         let outcome = self.outcome.get_or_init(|| {
+            self.last.as_ref()?;
             let words = self.words.lock().unwrap_or_else(PoisonError::into_inner).take()?;
             let found = first_error(&self.places, &words.first(self.places.len() * WORDS));
             self.context.unmap(words);
@@ -65,11 +77,12 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        let words = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // The device may still write them: freeing host memory does not wait for it.
-        if let Some(words) = words
-            && self.context.wait_for(&self.last, Duration::ZERO).is_err()
-        {
+        let Some(words) = self.words.get_mut().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let passed = |last: &Arc<Event>| self.context.wait_for(last, Duration::ZERO).is_ok();
+        if self.last.as_ref().is_some_and(passed) {
+            self.context.unmap(words);
+        } else {
+            // The device may still write them: freeing host memory does not wait for it.
             std::mem::forget(words);
         }
     }

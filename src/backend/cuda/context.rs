@@ -1,16 +1,20 @@
 //! A context and its stream: calls of the driver, what becomes of their errors, waiting, and memory.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::buffer::CudaBuffer;
+use super::current::Current;
 use super::driver::{self, Gpu, explain, is_lost};
+use super::event::{Event, Idle, Point};
 use super::host::Mapped;
 use super::progress::Progress;
+use super::staging::Staging;
 use crate::backend::Buffer;
 use crate::{Error, Result};
 
@@ -18,19 +22,28 @@ use crate::{Error, Result};
 const SPIN: Duration = Duration::from_micros(50);
 const NAP: Duration = Duration::from_micros(500);
 
+/// How long giving something back waits for the device to be done with it. What it is not done with then is left behind.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Handle of the stream that is another one in each thread.
+const PER_THREAD: usize = 2;
+
 /// One stream of one context.
 #[derive(Debug)]
 pub(super) struct Context {
-    pub(super) stream: Arc<CudaStream>,
+    pub(super) stream: ManuallyDrop<Arc<CudaStream>>,
     pub(super) gpu: Gpu,
     /// Tells contexts apart.
-    pub(super) device: u64,
+    pub(super) id: u64,
     /// Why nothing works any more.
     lost: OnceLock<String>,
     pool: Option<Pool>,
     progress: Progress,
-    events: Mutex<Vec<RawEvent>>,
+    pub(super) events: Idle,
+    pub(super) staging: Staging,
     mapped: Mutex<Vec<Mapped>>,
+    /// Held while a recording is launched: commands of two of them do not mix.
+    pub(super) launching: Mutex<()>,
 }
 
 /// A pool of the driver.
@@ -42,57 +55,6 @@ unsafe impl Send for Pool {}
 // SAFETY: as above; the driver locks.
 unsafe impl Sync for Pool {}
 
-#[derive(Debug)]
-struct RawEvent(sys::CUevent);
-
-// SAFETY: handles of the driver may be used from any thread.
-unsafe impl Send for RawEvent {}
-
-/// A point in the stream; its handle is used again when it is dropped.
-#[derive(Debug)]
-pub(super) struct Event {
-    raw: sys::CUevent,
-    context: Arc<Context>,
-}
-
-// SAFETY: handles of the driver may be used from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above; the driver locks.
-unsafe impl Sync for Event {}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        self.context.events.lock().unwrap_or_else(PoisonError::into_inner).push(RawEvent(self.raw));
-    }
-}
-
-/// Makes a context current, and the one before it again when dropped.
-struct Current {
-    before: sys::CUcontext,
-    changed: bool,
-}
-
-impl Current {
-    fn enter(context: &CudaContext) -> std::result::Result<Self, DriverError> {
-        let before = result::ctx::get_current()?.unwrap_or(std::ptr::null_mut());
-        let changed = before != context.cu_ctx();
-        if changed {
-            // SAFETY: the handle lives as long as `context`.
-            unsafe { result::ctx::set_current(context.cu_ctx()) }?;
-        }
-        Ok(Self { before, changed })
-    }
-}
-
-impl Drop for Current {
-    fn drop(&mut self) {
-        if self.changed {
-            // SAFETY: it was current before, so the thread's owner keeps it alive. An error shows at the owner's next call.
-            let _ = unsafe { result::ctx::set_current(self.before) };
-        }
-    }
-}
-
 impl Context {
     /// Opens the primary context of a device, which all libraries of the process share, with a stream of its own.
     pub(super) fn open(index: usize) -> Result<Arc<Self>> {
@@ -103,39 +65,62 @@ impl Context {
         }
         driver::gpu(index).map_err(unsupported)?;
         let failed = |error: DriverError| Error::Device { command: "open".into(), reason: explain(error) };
-        let before = result::ctx::get_current().map_err(failed)?;
+        let _current = Current::keep().map_err(failed)?;
         let context = CudaContext::new(index).map_err(failed)?;
-        let stream = context.new_stream().map_err(failed);
-        // SAFETY: this thread's context as it was before.
-        let _ = unsafe { result::ctx::set_current(before.unwrap_or(std::ptr::null_mut())) };
-        Self::new(stream?)
+        // SAFETY: this handle of the context is ours alone, and no memory of the bindings' own types is made with it, whose use
+        // they would track. With it, making a stream would wait for everything that the process has submitted.
+        unsafe { context.disable_event_tracking() };
+        Self::new(context.new_stream().map_err(failed)?)
     }
 
     /// Works on a stream of someone's.
     pub(super) fn new(stream: Arc<CudaStream>) -> Result<Arc<Self>> {
+        if stream.cu_stream() as usize == PER_THREAD {
+            let allowed = "a stream that is the same in every thread";
+            return Err(Error::argument("stream", "the per-thread default stream", allowed));
+        }
         let unsupported = |why| Error::Unsupported { what: "this CUDA device".into(), why };
         driver::probe().map_err(unsupported)?;
         let gpu = driver::gpu(stream.context().ordinal()).map_err(unsupported)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut context = Self {
-            stream,
+            stream: ManuallyDrop::new(stream),
             gpu,
-            device: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             lost: OnceLock::new(),
             pool: None,
             progress: Progress::default(),
-            events: Mutex::default(),
+            events: Idle::default(),
+            staging: Staging::default(),
             mapped: Mutex::default(),
+            launching: Mutex::default(),
         };
+        context.check_not_capturing()?;
         if context.gpu.pools {
             context.pool = Some(context.new_pool()?);
         }
         let word = context.map(1)?;
         // Not every system lets a stream write host memory; the commands' names are all that it is for.
-        if context.write(word.device(), 0).is_ok() {
-            context.progress = Progress::new(word);
+        match context.raw(|| driver::write_word(context.cu_stream(), word.device(), 0)) {
+            Ok(()) => context.progress = Progress::new(word),
+            Err(_) => context.unmap(word),
         }
         Ok(Arc::new(context))
+    }
+
+    /// Refuses a stream that a host is recording into a graph: what is submitted would not run.
+    pub(super) fn check_not_capturing(&self) -> Result<()> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: writes one value.
+        let ask = || unsafe { sys::cuStreamIsCapturing(self.cu_stream(), &raw mut status) }.result();
+        self.call("submit", ask)?;
+        if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Ok(());
+        }
+        Err(Error::State {
+            what: "the stream is being captured into a graph".into(),
+            fix: "end the capture before lrmoe works on the stream".into(),
+        })
     }
 
     /// A pool apart from the host's, so that nothing of a host's set-up changes.
@@ -144,7 +129,9 @@ impl Context {
         let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
         props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        props.location.__bindgen_anon_1.id = self.stream.context().cu_device();
+        // Versions of the bindings differ in how they call the number behind the type; its place is the same.
+        // SAFETY: a location is two integers.
+        unsafe { (&raw mut props.location).cast::<i32>().add(1).write(self.stream.context().cu_device()) };
         // SAFETY: `props` is valid during the call.
         self.call("open", || unsafe { result::mem_pool::create(&raw const props) }).map(Pool)
     }
@@ -159,7 +146,7 @@ impl Context {
 
     /// Refuses a buffer of another context.
     pub(super) fn check_own(&self, buffer: &CudaBuffer) -> Result<()> {
-        if buffer.device() == self.device {
+        if buffer.context() == self.id {
             return Ok(());
         }
         Err(Error::State {
@@ -178,7 +165,7 @@ impl Context {
         self.raw(calls).map_err(|error| self.failed(command, error))
     }
 
-    fn raw<T>(
+    pub(super) fn raw<T>(
         &self,
         calls: impl FnOnce() -> std::result::Result<T, DriverError>,
     ) -> std::result::Result<T, DriverError> {
@@ -201,25 +188,35 @@ impl Context {
 
     /// Notes that a command has been submitted: its name stands in errors until it has run.
     pub(super) fn mark(&self, command: &'static str) -> Result<()> {
-        let Some((address, value)) = self.progress.submitted(command) else { return Ok(()) };
-        self.write(address, value).map_err(|error| self.failed(command, error))
+        let write = |address, number| self.raw(|| driver::write_word(self.cu_stream(), address, number));
+        self.progress.submitted(command, write).map_err(|error| self.failed(command, error))
     }
 
-    /// Writes a word of mapped host memory behind everything submitted so far.
-    fn write(&self, address: u64, value: u32) -> std::result::Result<(), DriverError> {
-        // SAFETY: the address is mapped host memory that lives as long as this context.
-        self.raw(|| unsafe { sys::cuStreamWriteValue32_v2(self.cu_stream(), address, value, 0) }.result())
-    }
-
-    /// Whether an address is one of this device's memory.
-    pub(super) fn is_device_memory(&self, address: u64) -> Result<bool> {
+    /// Whether so many bytes from an address on are one allocation of this device's memory.
+    pub(super) fn is_device_memory(&self, address: u64, bytes: u64) -> Result<bool> {
+        use sys::CUpointer_attribute as Attribute;
         self.alive()?;
-        let mut ordinal = -1i32;
-        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: this attribute is one integer.
-        let ask = || unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) }.result();
-        match self.raw(ask) {
-            Ok(()) => Ok(usize::try_from(ordinal) == Ok(self.stream.context().ordinal())),
+        let ask = |attribute: Attribute| -> std::result::Result<u64, DriverError> {
+            // The largest of these attributes is an address.
+            let mut value = 0u64;
+            // SAFETY: room for any of them.
+            unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result()?;
+            Ok(value)
+        };
+        let known = self.raw(|| {
+            let memory = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+            let ordinal = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+            // Not told of every kind of allocation.
+            let begin = ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
+            Ok((memory, ordinal, begin.and_then(|begin| Ok((begin, ask(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?)))))
+        });
+        match known {
+            Ok((memory, ordinal, range)) => {
+                let beyond =
+                    range.is_ok_and(|(begin, size)| address.saturating_add(bytes) > begin.saturating_add(size));
+                let on_device = memory == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u64;
+                Ok(on_device && usize::try_from(ordinal) == Ok(self.stream.context().ordinal()) && !beyond)
+            }
             Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => Ok(false),
             Err(error) => Err(self.failed("borrow", error)),
         }
@@ -229,17 +226,46 @@ impl Context {
     pub(super) fn allocate(&self, bytes: u64) -> Result<Option<u64>> {
         self.alive()?;
         let size = bytes.max(1) as usize;
-        let allocated = self.raw(|| match &self.pool {
+        let once = || match &self.pool {
             // SAFETY: the pool and the stream are this context's.
             Some(pool) => unsafe { result::mem_pool::alloc_async(pool.0, size, self.cu_stream()) },
             // SAFETY: no requirement but a current context.
             None => unsafe { result::malloc_sync(size) },
-        });
+        };
+        let mut allocated = self.raw(once);
+        if let (Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)), Some(pool)) = (&allocated, &self.pool) {
+            // What was given back is the pool's until the stream has passed, and then until it is asked for it.
+            if self.drain() {
+                // SAFETY: the pool is this context's.
+                let _ = self.raw(|| unsafe { result::mem_pool::trim_to(pool.0, 0) });
+                allocated = self.raw(once);
+            }
+        }
         match allocated {
             Ok(address) => Ok(Some(address)),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
             Err(error) => Err(self.failed("alloc", error)),
         }
+    }
+
+    /// Waits, with patience, until the stream has passed everything submitted so far; whether it has, or never will.
+    pub(super) fn drain(&self) -> bool {
+        if self.lost.get().is_some() {
+            return true;
+        }
+        let passed = self.raw(|| {
+            let point = Point::record(self.cu_stream())?;
+            let begin = Instant::now();
+            loop {
+                match point.query() {
+                    Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) if begin.elapsed() < PATIENCE => {
+                        std::thread::sleep(Duration::from_micros(20));
+                    }
+                    done => return done,
+                }
+            }
+        });
+        passed.is_ok() || passed.is_err_and(is_lost)
     }
 
     /// Gives memory back behind all that has been submitted.
@@ -287,8 +313,7 @@ impl Context {
         let mut nap = Duration::from_micros(10);
         loop {
             self.alive()?;
-            // SAFETY: the event lives.
-            match self.raw(|| unsafe { result::event::query(event.raw) }) {
+            match self.raw(|| event.query()) {
                 Ok(()) => return Ok(()),
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {}
                 Err(error) => return Err(self.failed("wait", error)),
@@ -311,16 +336,19 @@ impl Context {
         }
     }
 
-    fn destroy(&mut self) {
-        let events = std::mem::take(self.events.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-        self.progress = Progress::default();
-        for RawEvent(event) in events {
-            // SAFETY: made by this context, and used by nothing: an `Event` holds the context.
-            let _ = unsafe { result::event::destroy(event) };
+    /// Gives back what the device is done with; this context is current.
+    fn destroy(&mut self, done: bool) {
+        let mapped = std::mem::take(self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let (progress, staging) = (std::mem::take(&mut self.progress), std::mem::take(&mut self.staging));
+        self.events.destroy();
+        if done {
+            drop((mapped, progress, staging));
+        } else {
+            log::warn!("the device is still busy: host memory that it may write is left behind");
+            std::mem::forget((mapped, progress, staging));
         }
         if let Some(Pool(pool)) = self.pool.take() {
-            // SAFETY: made by this context; memory of it holds the context.
+            // SAFETY: made by this context; memory of it holds the context, and the driver keeps what is in use.
             let _ = unsafe { result::mem_pool::destroy(pool) };
         }
     }
@@ -328,34 +356,16 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let done = self.drain();
+        let before = Current::keep();
         let stream = Arc::clone(&self.stream);
         // A context that cannot be made current any more has taken its handles with it.
         if let Ok(_current) = Current::enter(stream.context()) {
-            self.destroy();
+            self.destroy(done);
         }
-    }
-}
-
-impl Event {
-    /// The point behind everything submitted so far.
-    pub(super) fn record(context: &Arc<Context>, timed: bool) -> Result<Self> {
-        let flags =
-            if timed { sys::CUevent_flags::CU_EVENT_DEFAULT } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING };
-        let idle = || context.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let raw = match if timed { None } else { idle() } {
-            Some(RawEvent(raw)) => raw,
-            None => context.call("event", || result::event::create(flags))?,
-        };
-        let event = Self { raw, context: Arc::clone(context) };
-        // SAFETY: the event lives, the stream is of its context.
-        context.call("event", || unsafe { result::event::record(raw, context.cu_stream()) })?;
-        Ok(event)
-    }
-
-    /// Time from an earlier event to this one, both timed and passed.
-    pub(super) fn since(&self, earlier: &Self) -> Option<Duration> {
-        // SAFETY: both live; that the symbol is there has been looked for.
-        let ms = self.context.raw(|| unsafe { result::event::elapsed(earlier.raw, self.raw) }).ok()?;
-        Duration::try_from_secs_f64(f64::from(ms) / 1e3).ok()
+        drop(stream);
+        // SAFETY: dropped once, here. Stream and context make themselves current to go, so what was before comes back last.
+        unsafe { ManuallyDrop::drop(&mut self.stream) };
+        drop(before);
     }
 }

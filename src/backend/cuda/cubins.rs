@@ -57,6 +57,18 @@ impl Cubins {
         compile(nvrtc, spec.file, &text, sm, self.cache.as_deref()).map(|compiled| compiled.cubin)
     }
 
+    /// What machine code is for, in words for an error.
+    pub(super) fn made_for(&self) -> String {
+        let by = Nvrtc::get().map_or_else(
+            |_| "carried along".into(),
+            |nvrtc| {
+                let (major, minor) = nvrtc.version;
+                format!("by NVRTC {major}.{minor} unless carried along")
+            },
+        );
+        format!("sm_{}, {by}", self.sm)
+    }
+
     fn carried(&self, spec: &Spec, text: &str) -> Option<Vec<u8>> {
         let carried = self.carried.as_ref()?;
         let candidates = CUBIN_ARCHS.iter().rev().filter(|&&arch| runs_on(arch, self.sm));
@@ -119,7 +131,7 @@ fn read(path: &Path, key: &str) -> Option<Compiled> {
     let bytes = std::fs::read(path).ok()?;
     let whole = unpack(&bytes, key);
     if whole.is_none() {
-        log::warn!("{} is damaged and is made again", path.display());
+        log::warn!("{} is damaged or another's, and is made again", path.display());
     }
     whole
 }

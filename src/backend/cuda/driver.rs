@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUevent, CUresult, CUstream};
 
 use crate::backend::Caps;
 use crate::tensor::DType;
 
-/// Oldest driver that runs the kernels: CUDA 11.4's stream-ordered pools and stream memory operations.
-const OLDEST: i32 = 11_040;
+/// Oldest driver that runs the kernels: CUDA 11.7's stream memory operations.
+const OLDEST: i32 = 11_070;
 
 /// Oldest architecture: `cp.async` and `mma` of bf16.
 const OLDEST_SM: u32 = 80;
@@ -31,8 +31,10 @@ const SYMBOLS: &[&str] = &[
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
+    "cuStreamIsCapturing",
     "cuStreamWriteValue32_v2",
     "cuEventCreate",
     "cuEventRecord",
@@ -40,7 +42,6 @@ const SYMBOLS: &[&str] = &[
     "cuEventDestroy_v2",
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
-    "cuMemPoolSetAttribute",
     "cuMemPoolTrimTo",
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
@@ -101,10 +102,44 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     Ok((0..count).map(device).collect())
 }
 
-/// Looks for the driver, once, and counts its devices.
+/// Functions that versions of the bindings have under different names, or not at all.
+#[derive(Debug, Clone, Copy)]
+struct Functions {
+    write_word: WriteWord,
+    elapsed: Option<Elapsed>,
+}
+
+type WriteWord = unsafe extern "C" fn(CUstream, u64, u32, u32) -> CUresult;
+/// Milliseconds between two events.
+type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+
+/// What has been found. That there is nothing is not kept: a host may load a driver later.
+static DRIVER: OnceLock<Functions> = OnceLock::new();
+
+fn functions() -> Option<Functions> {
+    DRIVER.get().copied()
+}
+
+/// Time between two events, where the driver tells it.
+pub(super) fn elapsed() -> Option<Elapsed> {
+    functions().and_then(|functions| functions.elapsed)
+}
+
+/// Writes a word of mapped host memory behind everything submitted to a stream so far. Nothing else is ordered with it.
+pub(super) fn write_word(stream: CUstream, address: u64, value: u32) -> Result<(), DriverError> {
+    let Some(functions) = functions() else { return Err(DriverError(CUresult::CUDA_ERROR_NOT_INITIALIZED)) };
+    let no_memory_barrier = 1;
+    // SAFETY: the function was found with this name, whose signature is this; the stream lives, and so does the word: the caller's
+    // context has it.
+    unsafe { (functions.write_word)(stream, address, value, no_memory_barrier) }.result()
+}
+
+/// Looks for the driver, and counts its devices.
 pub(super) fn probe() -> Result<usize, String> {
-    static DRIVER: OnceLock<Result<(), String>> = OnceLock::new();
-    DRIVER.get_or_init(find).clone()?;
+    if DRIVER.get().is_none() {
+        let found = find()?;
+        DRIVER.get_or_init(|| found);
+    }
     // SAFETY: the library is there with this symbol.
     text(unsafe { sys::cuInit(0) }.result(), "cuInit")?;
     let version = version()?;
@@ -119,7 +154,7 @@ pub(super) fn probe() -> Result<usize, String> {
 }
 
 /// Loads the library and looks for every symbol. It stays loaded: handles of the driver are valid only as long.
-fn find() -> Result<(), String> {
+fn find() -> Result<Functions, String> {
     let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
     // SAFETY: loading a driver runs its initialisers, which is what every program that uses it does.
     let library = names.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
@@ -132,11 +167,22 @@ fn find() -> Result<(), String> {
     if !missing.is_empty() {
         return Err(format!("the CUDA driver is too old: it lacks {}", missing.join(", ")));
     }
+    // SAFETY: the driver's functions of these names have these signatures.
+    let functions = unsafe {
+        Functions {
+            write_word: *library.get(b"cuStreamWriteValue32_v2").map_err(|error| error.to_string())?,
+            elapsed: [&b"cuEventElapsedTime_v2"[..], b"cuEventElapsedTime"]
+                .into_iter()
+                .find_map(|name| library.get::<Elapsed>(name).ok())
+                .map(|symbol| *symbol),
+        }
+    };
     std::mem::forget(library);
-    Ok(())
+    Ok(functions)
 }
 
-fn version() -> Result<i32, String> {
+/// CUDA version of the driver: 13000 for 13.0. [`probe`] has found it.
+pub(super) fn version() -> Result<i32, String> {
     let mut version = 0;
     // SAFETY: the library is there with this symbol, and writes one integer.
     text(unsafe { sys::cuDriverGetVersion(&raw mut version) }.result(), "cuDriverGetVersion")?;
@@ -204,24 +250,13 @@ fn text<T>(result: Result<T, DriverError>, call: &str) -> Result<T, String> {
     result.map_err(|error| format!("{call} failed: {}", explain(error)))
 }
 
+/// Errors after which a context can do nothing any more. As numbers, since versions of the bindings do not know all of them: uncorrectable
+/// memory (214) and link (220) errors, the device unavailable (46), deinitialised (4) or its context gone (709), an illegal address
+/// (700), a launch that took too long (702), a failed assertion (710), faults of the hardware's stack (714), of an instruction (715), of
+/// alignment (716), of the address space (717), of the program counter (718), of the launch (719), and an unknown one (999).
+const LOST: [u32; 15] = [4, 46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
+
 /// Whether the context can do nothing any more.
 pub(super) fn is_lost(error: DriverError) -> bool {
-    matches!(
-        error.0,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | CUresult::CUDA_ERROR_DEINITIALIZED
-            | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
-            | CUresult::CUDA_ERROR_UNKNOWN
-    )
+    LOST.contains(&(error.0 as u32))
 }

@@ -1,14 +1,15 @@
 //! Recordings become launches on a stream, in order.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
 use super::Inner;
 use super::buffer::CudaBuffer;
 use super::checks::Pending;
-use super::context::Event;
 use super::driver::Gpu;
+use super::event::Event;
 use super::host::Mapped;
 use super::launch::Arg;
 use super::table::Spec;
@@ -46,8 +47,8 @@ pub(super) struct Exec<'a> {
 #[derive(Debug)]
 pub(super) struct Submitted {
     pub(super) sequence: u64,
-    pub(super) last: Event,
-    pub(super) checks: Option<std::sync::Arc<Pending>>,
+    pub(super) last: Arc<Event>,
+    pub(super) checks: Option<Arc<Pending>>,
     pub(super) times: Option<Vec<Event>>,
 }
 
@@ -198,15 +199,14 @@ impl<'a> Exec<'a> {
     pub(super) fn finish(mut self) -> Result<Submitted> {
         let context = &self.inner.context;
         let sequence = self.inner.unsettled.next();
-        let last = Event::record(context, false)?;
-        let checks = match self.faults.take() {
-            Some(words) => {
-                let pending = Pending::new(sequence, context, words, std::mem::take(&mut self.places))?;
-                self.inner.unsettled.remember(&pending);
-                Some(pending)
-            }
-            None => None,
-        };
+        let last = Arc::new(Event::record(context, false)?);
+        let checks = self.faults.take().map(|words| {
+            let places = std::mem::take(&mut self.places);
+            Pending::new(sequence, context, Some(Arc::clone(&last)), words, places)
+        });
+        if let Some(pending) = &checks {
+            self.inner.unsettled.remember(pending);
+        }
         Ok(Submitted { sequence, last, checks, times: self.times.take() })
     }
 }
@@ -224,9 +224,10 @@ impl Drop for Exec<'_> {
     /// What was launched before an error may still write what it found.
     fn drop(&mut self) {
         let Some(words) = self.faults.take() else { return };
-        if let Ok(pending) = Pending::new(self.inner.unsettled.next(), &self.inner.context, words, Vec::new()) {
-            self.inner.unsettled.remember(&pending);
-        }
+        let context = &self.inner.context;
+        let last = Event::record(context, false).ok().map(Arc::new);
+        let pending = Pending::new(self.inner.unsettled.next(), context, last, words, Vec::new());
+        self.inner.unsettled.remember(&pending);
     }
 }
 

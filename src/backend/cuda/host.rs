@@ -1,4 +1,4 @@
-//! Words of host memory that the device can write: what checks find, and how far a stream is.
+//! Words of host memory that the device can reach: what checks find, how far a stream is, and what is copied from.
 
 use std::ffi::c_void;
 
@@ -43,6 +43,20 @@ impl Mapped {
     pub(super) fn clear(&mut self) {
         // SAFETY: so many words were allocated.
         unsafe { std::ptr::write_bytes(self.host, 0, self.words) };
+    }
+
+    /// Sets the first bytes. Nothing on the device refers to them: whoever maps them anew is the only one.
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
+        let len = bytes.len().min(self.words * size_of::<u32>());
+        // SAFETY: so many bytes were allocated, and are not those of the slice.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.host.cast(), len) };
+    }
+
+    /// The first bytes, which nothing writes while this is looked at: memory that is copied from.
+    pub(super) fn bytes(&self, len: usize) -> &[u8] {
+        let len = len.min(self.words * size_of::<u32>());
+        // SAFETY: so many bytes were allocated, and set to zero then.
+        unsafe { std::slice::from_raw_parts(self.host.cast(), len) }
     }
 
     /// A word as it is now.

@@ -23,7 +23,9 @@ mod buffer;
 mod checks;
 mod context;
 mod cubins;
+mod current;
 mod driver;
+mod event;
 mod exec;
 mod host;
 mod kernels;
@@ -33,22 +35,25 @@ mod nvrtc;
 mod progress;
 mod read;
 mod source;
+mod staging;
 mod table;
 
 use std::path::PathBuf;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 pub use buffer::CudaBuffer;
 use buffer::Memory;
 use checks::Pending;
-use context::{Context, Event};
+use context::Context;
 use cubins::Cubins;
 pub use cubins::{CUBIN_ARCHS, Cubin, KernelUsage, build_cubins, compile_cubin};
 pub use cudarc;
 use cudarc::driver::CudaStream;
 pub use driver::{CudaDevice, cuda_devices};
+use event::Event;
 use exec::Exec;
 pub use kernels::gemm::{GemmTile, Operands};
 use modules::Modules;
@@ -124,17 +129,18 @@ struct Inner {
     context: Arc<Context>,
     caps: Caps,
     options: CudaOptions,
-    /// Held while a recording is launched: commands of two of them do not mix.
-    launching: Mutex<()>,
+    /// Tells backends apart.
+    id: u64,
 }
 
 /// A submitted recording.
 #[derive(Debug)]
 pub struct CudaFence {
-    device: u64,
+    /// [`Inner::id`].
+    backend: u64,
     /// Order of submission.
     sequence: u64,
-    last: Event,
+    last: Arc<Event>,
     checks: Option<Arc<Pending>>,
     times: Option<Vec<Event>>,
 }
@@ -179,7 +185,8 @@ impl CudaBackend {
     /// Works on a host application's stream. [`CudaOptions::device`] is not used.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with the reason why the device cannot run the kernels.
+    /// [`Error::Unsupported`] with the reason why the device cannot run the kernels, [`Error::Argument`] for the per-thread default
+    /// stream, which is another one in each thread, [`Error::State`] while the stream is being captured into a graph.
     pub fn adopt(stream: &Arc<CudaStream>, options: CudaOptions) -> Result<Self> {
         Self::with(Context::new(Arc::clone(stream))?, options)
     }
@@ -200,6 +207,7 @@ impl CudaBackend {
     }
 
     fn on(context: Arc<Context>, modules: Arc<Modules>, options: CudaOptions) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         context.alive()?;
         let inner = Inner {
             modules,
@@ -208,7 +216,7 @@ impl CudaBackend {
             caps: context.gpu.caps(),
             context,
             options,
-            launching: Mutex::default(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -228,16 +236,16 @@ impl CudaBackend {
     /// So many elements are allocated there, and stay so until everything that was submitted with the buffer has run. What
     /// other streams do with them is ordered with [`CudaBackend::stream`] by events.
     pub unsafe fn borrow(&self, name: &str, address: u64, dtype: DType, len: usize) -> Result<CudaBuffer> {
-        super::elements(name, &[len, dtype.bytes()])?;
+        let bytes = super::elements(name, &[len, dtype.bytes()])? as u64;
         if !address.is_multiple_of(dtype.bytes() as u64) {
             let allowed = format!("a multiple of {}", dtype.bytes());
             return Err(Error::argument(format!("address of `{name}`"), format!("{address:#x}"), allowed));
         }
-        if len > 0 && !self.inner.context.is_device_memory(address)? {
-            let allowed = "memory of this device";
+        if len > 0 && !self.inner.context.is_device_memory(address, bytes)? {
+            let allowed = format!("that of {bytes} bytes in one allocation of this device");
             return Err(Error::argument(format!("address of `{name}`"), format!("{address:#x}"), allowed));
         }
-        Ok(CudaBuffer::borrowed(name, dtype, len, address, self.inner.context.device))
+        Ok(CudaBuffer::borrowed(name, dtype, len, address, self.inner.context.id))
     }
 
     /// Where the elements of a buffer lie in device memory. Other users must not touch what lies outside its bytes, must order
@@ -267,9 +275,9 @@ impl Inner {
 
     /// Launches all commands.
     fn submit(&self, recording: &Recording<CudaBuffer>) -> Result<CudaFence> {
-        self.context.alive()?;
+        self.context.check_not_capturing()?;
         self.unsettled.bound(|pending| pending.outcome(self.options.time_limit))?;
-        let _launching = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
+        let _launching = self.context.launching.lock().unwrap_or_else(PoisonError::into_inner);
         let commands = recording.commands();
         let mut exec = Exec::new(self, commands.len(), self.options.timings)?;
         let mut rest = commands;
@@ -306,7 +314,7 @@ impl Inner {
         }
         let submitted = exec.finish()?;
         Ok(CudaFence {
-            device: self.context.device,
+            backend: self.id,
             sequence: submitted.sequence,
             last: submitted.last,
             checks: submitted.checks,
@@ -329,16 +337,15 @@ impl Inner {
 
     fn wait(&self, fence: &CudaFence) -> Result<()> {
         self.context.alive()?;
-        if fence.device != self.context.device {
+        if fence.backend != self.id {
             return Err(Error::State {
-                what: "the fence is of another device".into(),
+                what: "the fence is of another device, or of another backend on this one".into(),
                 fix: "wait where it was submitted".into(),
             });
         }
         self.context.wait_for(&fence.last, self.options.time_limit)?;
         if let Some(own) = &fence.checks {
-            self.unsettled.take(own);
-            own.outcome(self.options.time_limit)?;
+            self.unsettled.wait(own, |checks| checks.outcome(self.options.time_limit))?;
         }
         // Recordings before that nobody waits for are reported here.
         self.settle(fence.sequence)
@@ -385,7 +392,7 @@ impl Backend for CudaBackend {
     }
 
     fn timings(&self, fence: &CudaFence) -> Option<Vec<Duration>> {
-        let times = fence.times.as_ref()?;
+        let times = fence.times.as_ref().filter(|_| fence.backend == self.inner.id)?;
         self.inner.context.wait_for(&fence.last, self.inner.options.time_limit).ok()?;
         times.windows(2).map(|pair| pair[1].since(&pair[0])).collect()
     }

@@ -21,6 +21,8 @@ pub(super) struct Function {
     pub(super) raw: sys::CUfunction,
     /// Shared memory that blocks of it may have.
     shared: Mutex<u32>,
+    /// Blocks that run on the device at once, by their shared memory.
+    resident: Mutex<HashMap<u32, u64>>,
 }
 
 // SAFETY: handles of the driver may be used from any thread.
@@ -63,7 +65,7 @@ impl Modules {
         let c_name = CString::new(name.as_str()).map_err(failed)?;
         // SAFETY: the module is loaded, and stays so.
         let raw = self.context.call(spec.base, || unsafe { result::module::get_function(module, c_name) })?;
-        let function = Arc::new(Function { raw, shared: Mutex::new(PLAIN_SHARED) });
+        let function = Arc::new(Function { raw, shared: Mutex::new(PLAIN_SHARED), resident: Mutex::default() });
         let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
         Ok(Arc::clone(functions.entry(key).or_insert(function)))
     }
@@ -76,7 +78,12 @@ impl Modules {
         let cubin = self.cubins.get(spec)?;
         // SAFETY: an ELF image, which tells its size itself; the driver copies it.
         let load = || unsafe { result::module::load_data(cubin.as_ptr().cast::<c_void>()) };
-        let module = self.context.call(spec.base, load)?;
+        let module = self.context.call(spec.base, load).map_err(|error| match error {
+            Error::Device { command, reason } => {
+                Error::Device { command, reason: format!("{reason} (machine code for {})", self.cubins.made_for()) }
+            }
+            other => other,
+        })?;
         loaded.insert(spec.file, Module(module));
         Ok(module)
     }
@@ -92,11 +99,17 @@ impl Modules {
             let why = format!("a block of this GPU has at most {most} bytes of shared memory");
             return Err(Error::Unsupported { what: format!("`{}` with {bytes} bytes", spec.base), why });
         }
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let value = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the function is loaded.
-        let set = || unsafe { result::function::set_function_attribute(function.raw, attribute, value) };
-        self.context.call(spec.base, set)?;
+        // As much of the cache as shared memory as there can be, or fewer blocks would run at once than the driver says.
+        let all = 100;
+        for (attribute, value) in [
+            (CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, value),
+            (CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, all),
+        ] {
+            // SAFETY: the function is loaded.
+            let set = || unsafe { result::function::set_function_attribute(function.raw, attribute, value) };
+            self.context.call(spec.base, set)?;
+        }
         *allowed = bytes;
         Ok(())
     }
@@ -104,6 +117,10 @@ impl Modules {
     /// Blocks of a kernel that run on the device at once.
     pub(super) fn resident(&self, spec: &'static Spec, instance: usize, shared: u32) -> Result<u64> {
         let function = self.get(spec, instance)?;
+        let mut resident = function.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&known) = resident.get(&shared) {
+            return Ok(known);
+        }
         self.allow_shared(spec, &function, shared)?;
         let threads = i32::try_from(spec.threads).unwrap_or(i32::MAX);
         // SAFETY: the function is loaded.
@@ -111,15 +128,21 @@ impl Modules {
             result::occupancy::max_active_block_per_multiprocessor(function.raw, threads, shared as usize)
         };
         let blocks = self.context.call(spec.base, ask)?;
-        Ok(u64::from(blocks.unsigned_abs().max(1)) * u64::from(self.context.gpu.sms))
+        let blocks = u64::from(blocks.unsigned_abs().max(1)) * u64::from(self.context.gpu.sms);
+        resident.insert(shared, blocks);
+        Ok(blocks)
     }
 }
 
 impl Drop for Modules {
     fn drop(&mut self) {
         let loaded = std::mem::take(self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // Their kernels may still run.
+        if loaded.is_empty() || !self.context.drain() {
+            return;
+        }
         for Module(module) in loaded.into_values() {
-            // SAFETY: loaded by this struct, and no kernel of it can be launched any more. A lost context has dropped it itself.
+            // SAFETY: loaded by this struct, and everything launched has run. A lost context has dropped it itself.
             let _ = self.context.call("unload", || unsafe { result::module::unload(module) });
         }
     }

@@ -54,14 +54,19 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// File names that the library has on this system, newest first.
-fn names() -> Vec<String> {
-    if cfg!(windows) {
-        ["130", "120", "112"].map(|version| format!("nvrtc64_{version}_0.dll")).into()
-    } else {
-        let versions = ["13", "12", "11.2"].map(|version| format!("libnvrtc.so.{version}"));
-        versions.into_iter().chain(["libnvrtc.so".to_owned()]).collect()
-    }
+/// File names that the library has on this system, newest first; those that are newer than the driver last, since it may not
+/// load what they make.
+fn names(driver: Option<i32>) -> Vec<String> {
+    let mut majors = [13, 12, 11];
+    majors.sort_by_key(|&major| driver.is_some_and(|driver| major > driver / 1000));
+    let name = |major| match (cfg!(windows), major) {
+        (true, 11) => "nvrtc64_112_0.dll".to_owned(),
+        (true, _) => format!("nvrtc64_{major}0_0.dll"),
+        (false, 11) => "libnvrtc.so.11.2".to_owned(),
+        (false, _) => format!("libnvrtc.so.{major}"),
+    };
+    let unversioned = (!cfg!(windows)).then(|| "libnvrtc.so".to_owned());
+    majors.into_iter().map(name).chain(unversioned).collect()
 }
 
 impl Nvrtc {
@@ -77,15 +82,19 @@ impl Nvrtc {
     fn find() -> std::result::Result<Self, String> {
         let directory = std::env::var_os("LRMOE_NVRTC").filter(|value| !value.is_empty()).map(PathBuf::from);
         let mut tried = Vec::new();
-        for name in names() {
+        let driver = super::driver::probe().and_then(|_| super::driver::version()).ok();
+        for name in names(driver) {
             let path = directory.as_ref().map_or_else(|| PathBuf::from(&name), |directory| directory.join(&name));
             // SAFETY: loading the compiler runs its initialisers, which is what every program that uses it does.
             match unsafe { Library::new(&path) } {
-                Ok(library) => return Self::load(library).map_err(|why| format!("{}: {why}", path.display())),
+                Ok(library) => match Self::load(library) {
+                    Ok(found) => return Ok(found),
+                    Err(why) => tried.push(format!("{} ({why})", path.display())),
+                },
                 Err(_) => tried.push(path.display().to_string()),
             }
         }
-        Err(format!("NVRTC is not there: none of {}; LRMOE_NVRTC can name its directory", tried.join(", ")))
+        Err(format!("NVRTC is not there, or not usable: {}; LRMOE_NVRTC can name its directory", tried.join(", ")))
     }
 
     fn load(library: Library) -> std::result::Result<Self, String> {
@@ -140,7 +149,10 @@ impl Nvrtc {
         // SAFETY: so many strings that end in zero.
         let compiled = unsafe { (self.compile)(program.0, count, pointers.as_ptr()) };
         let log = self.fetch(&program, self.log_size, self.log).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned();
+        // How long it took is another thing each time.
+        let log = String::from_utf8_lossy(&log);
+        let lines = log.trim_end_matches('\0').lines().filter(|line| !line.contains("Compile time"));
+        let log = lines.collect::<Vec<_>>().join("\n");
         if compiled != 0 {
             return Err(failed(if log.is_empty() { format!("NVRTC error {compiled}") } else { log }));
         }
@@ -182,4 +194,19 @@ fn archs(library: &Library) -> Vec<u32> {
     }
     archs.sort_unstable();
     archs.into_iter().map(i32::unsigned_abs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compilers_newer_than_the_driver_come_last() {
+        let first = |driver| names(driver).swap_remove(0);
+        let with = |part: &str, name: String| assert!(name.contains(part), "{name}");
+        with("13", first(None));
+        with("13", first(Some(13_000)));
+        with("12", first(Some(12_040)));
+        with("11", first(Some(11_080)));
+    }
 }

@@ -25,16 +25,19 @@ impl Progress {
         Self { finished: Some(finished), submitted: Mutex::default() }
     }
 
-    /// Where the device is to write what, behind this command; `None` where it cannot.
-    pub(super) fn submitted(&self, command: &'static str) -> Option<(u64, u32)> {
-        let finished = self.finished.as_ref()?;
+    /// Gives a command its number, and lets `write` have the device write it there behind the command. Numbers are written in their order.
+    pub(super) fn submitted<E>(
+        &self,
+        command: &'static str,
+        write: impl FnOnce(u64, u32) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(finished) = &self.finished else { return Ok(()) };
         let mut submitted = self.submitted.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = finished.word(0);
-        submitted.forget(done);
+        submitted.forget(finished.word(0));
         submitted.last = submitted.last.wrapping_add(1);
         let number = submitted.last;
         submitted.names.push_back((number, command));
-        Some((finished.device(), number))
+        write(finished.device(), number)
     }
 
     /// The command that the stream is at; `None` where that is not known.

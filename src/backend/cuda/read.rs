@@ -4,13 +4,17 @@ use cudarc::driver::result;
 
 use super::Inner;
 use super::buffer::CudaBuffer;
-use super::context::Event;
+use super::event::Event;
 use crate::backend::bytes::{bytes_of, from_bytes};
 use crate::backend::{Buffer, check_range, range_len};
 use crate::tensor::HostData;
 use crate::{Error, Result};
 
 impl Inner {
+    fn wait_until(&self, event: &Event) -> Result<()> {
+        self.context.wait_for(event, self.options.time_limit)
+    }
+
     /// Overwrites elements from `offset` on.
     pub(super) fn upload(&self, buffer: &CudaBuffer, offset: usize, data: &HostData) -> Result<()> {
         self.context.check_own(buffer)?;
@@ -22,10 +26,7 @@ impl Inner {
             return Ok(());
         }
         let address = buffer.address() + (offset * buffer.dtype().bytes()) as u64;
-        let bytes = bytes_of(data);
-        // SAFETY: the range lies within the buffer. Host memory that is not page-locked has been read when the call returns.
-        let copy = || unsafe { result::memcpy_htod_async(address, bytes, self.context.cu_stream()) };
-        self.context.call("upload", copy)
+        self.context.copy_in(address, bytes_of(data), self.options.time_limit)
     }
 
     /// Copies elements to the host, after everything submitted before, and reports what nobody waited for.
@@ -36,12 +37,18 @@ impl Inner {
         let dtype = buffer.dtype();
         let mut bytes = vec![0u8; len * dtype.bytes()];
         let done = Event::record(&self.context, false)?;
-        self.context.wait_for(&done, self.options.time_limit)?;
+        self.wait_until(&done)?;
         if len > 0 {
             let address = buffer.address() + (range.start * dtype.bytes()) as u64;
-            // SAFETY: the range lies within the buffer. Host memory that is not page-locked has been written when the call returns.
+            // SAFETY: the range lies within the buffer, and the host's memory stays until the copy has passed, or for good.
             let copy = || unsafe { result::memcpy_dtoh_async(&mut bytes, address, self.context.cu_stream()) };
             self.context.call("read", copy)?;
+            let passed = Event::record(&self.context, false).and_then(|event| self.wait_until(&event));
+            if let Err(error) = passed {
+                // The device may still write there.
+                std::mem::forget(bytes);
+                return Err(error);
+            }
         }
         self.settle(before)?;
         Ok(from_bytes(dtype, &bytes))

@@ -10,6 +10,7 @@ const HEADERS: &[(&str, &str)] = headers![
     "lib_circle.h",
     "lib_demand.h",
     "lib_digits.h",
+    "lib_faults.h",
     "lib_gemm_load.h",
     "lib_gemm_mma.h",
     "lib_gemm_rows.h",

@@ -41,6 +41,10 @@ impl Checked for Pending {
     fn sequence(&self) -> u64 {
         self.sequence
     }
+
+    fn decided(&self) -> bool {
+        self.outcome.get().is_some()
+    }
 }
 
 impl Pending {

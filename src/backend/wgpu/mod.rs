@@ -423,10 +423,10 @@ impl Backend for WgpuBackend {
         if let Some(last) = &fence.last {
             inner.context.wait_for(Some(last.clone()), "wait")?;
         }
-        let own = fence.checks.as_ref().map_or(Ok(()), |checks| {
-            inner.unsettled.take(checks);
-            checks.outcome(&inner.context)
-        });
+        let own = fence
+            .checks
+            .as_ref()
+            .map_or(Ok(()), |checks| inner.unsettled.wait(checks, |checks| checks.outcome(&inner.context)));
         own.or_else(|error| inner.context.check_alive().and(Err(error)))?;
         // Recordings before that nobody waits for are reported here.
         inner.settle(fence.sequence)

@@ -6,10 +6,10 @@ use super::Inner;
 use super::buffer::WgpuBuffer;
 use super::encode::Encoder;
 use super::mapping::Mapping;
+use crate::Result;
 use crate::backend::bytes::{bytes_of, from_bytes, poison_bits, word_of};
-use crate::backend::{Buffer, check_range, range_len};
+use crate::backend::{Buffer, check_upload, range_len};
 use crate::tensor::HostData;
-use crate::{Error, Result};
 
 /// Bytes of uploads that are not waited for at most: the queue copies what it is given, and keeps the copy until the device has it.
 const UPLOAD_BYTES: usize = 64 << 20;
@@ -22,10 +22,7 @@ impl Inner {
     /// Overwrites elements from `offset` on.
     pub(super) fn upload(&self, buffer: &WgpuBuffer, offset: usize, data: &HostData) -> Result<()> {
         self.context.check_own(buffer)?;
-        check_range(buffer, offset, data.len())?;
-        if buffer.dtype() != data.dtype() {
-            return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
-        }
+        check_upload(buffer, offset, data)?;
         if data.is_empty() {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! What the scores of a step say to the planner.
 
+use super::rows::offsets_of;
 use super::segments::segments;
 use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
@@ -42,7 +43,7 @@ const SHARED: u32 = 456;
 
 pub(super) fn demand(args: &kernel::Demand<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
     let (rows, experts) = (args.rows, args.experts);
-    let offsets = Ptr::u32(&args.offsets, elements("groups", &[experts])? + 1)?;
+    let offsets = offsets_of(&args.offsets, experts)?;
     let score = Ptr::f32(&args.score, rows)?;
     let mean = Ptr::f32(&args.mean, experts)?;
     let histogram = Ptr::u32(&args.histogram, elements("histogram", &[experts, DEMAND_BINS])?)?;

@@ -1,15 +1,15 @@
 //! Permutation of pairs by expert.
 
 use super::shape::{THREADS, grid};
+use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{PLAIN, cuda_kernels};
 use crate::backend::elements;
-use crate::kernel::{self, NONE};
+use crate::kernel;
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 cuda_kernels! {
     /// How many pairs of each segment go to each expert.
@@ -74,9 +74,7 @@ pub(super) fn permute(args: &kernel::Permute<CudaBuffer>, to: &mut Exec<'_>) -> 
     let pairs = args.pairs;
     let ids = Ptr::u32(&args.ids, pairs)?;
     let counts = Ptr::u32(&args.counts, args.experts)?;
-    if pairs >= NONE as usize {
-        return Err(Error::Overflow { what: "pairs".into(), detail: format!("{pairs} do not fit 32 bits") });
-    }
+    args.check_pairs()?;
     let experts = u32_of("experts", args.experts)?;
     let offsets = Ptr::u32(&args.offsets, args.experts + 1)?;
     let pair_of_row = Ptr::u32(&args.pair_of_row, pairs)?;
@@ -84,14 +82,7 @@ pub(super) fn permute(args: &kernel::Permute<CudaBuffer>, to: &mut Exec<'_>) -> 
     let length = segment_len(pairs, args.experts);
     let segments = pairs.div_ceil(length);
     let cells = elements("table", &[args.experts, segments])?;
-    to.check_index(Index {
-        name: "ids",
-        buffer: &args.ids,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: args.experts,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("ids", &args.ids, pairs, args.experts))?;
     let table = to.scratch("table", DType::U32, cells)?;
     to.fill(&table, 0)?;
     let table = Ptr::u32(&table, cells)?;
@@ -107,6 +98,7 @@ pub(super) fn permute(args: &kernel::Permute<CudaBuffer>, to: &mut Exec<'_>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::NONE;
 
     #[test]
     fn segments_are_many_and_their_counts_few() {

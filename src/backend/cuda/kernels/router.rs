@@ -1,7 +1,7 @@
 //! Router: selection, its gradient, the estimated gradient, and the gate of a shared expert.
 
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, blocks_of, u32_of};
 use crate::backend::cuda::table::{PLAIN, cuda_kernels};
@@ -132,14 +132,7 @@ pub(super) fn gate_backward(args: &kernel::GateBackward<CudaBuffer>, to: &mut Ex
         scaling: rule.scaling,
         z_scale: args.z_scale,
     };
-    to.check_index(Index {
-        name: "ids",
-        buffer: &args.ids,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: experts,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("ids", &args.ids, pairs, experts))?;
     launch.launch(to, blocks_of(tokens, TOKENS_OF_A_BLOCK), 0)
 }
 
@@ -159,14 +152,7 @@ pub(super) fn router_grad(args: &kernel::RouterGrad<CudaBuffer>, to: &mut Exec<'
         rows: rows as u64,
         top_k: u32_of("top_k", top_k)?,
     };
-    to.check_index(Index {
-        name: "kept_of_pair",
-        buffer: &args.kept_of_pair,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: rows,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("kept_of_pair", &args.kept_of_pair, pairs, rows))?;
     launch.launch(to, blocks_of(pairs, 256), 0)
 }
 

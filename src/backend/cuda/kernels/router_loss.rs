@@ -18,8 +18,8 @@ cuda_kernels! {
         tokens: value u64,
         experts: value u32,
     }
-    /// Sums over chunks, a warp a column.
-    "router_loss_total": RouterLossTotal [] in PLAIN, threads 128, registers 32 {
+    /// Sums over chunks, 32 columns a block.
+    "router_loss_total": RouterLossTotal [] in PLAIN, threads 1024, registers 32 {
         partial: read f64,
         sums: write f32,
         chunks: value u64,
@@ -29,6 +29,10 @@ cuda_kernels! {
 
 /// Tokens of a chunk, `CHUNK` of `cuda/router_loss.cu`.
 const CHUNK: usize = 32;
+
+/// Columns of a block of `router_loss_total`, and a sum for each of them and of its 32 warps.
+const TOTAL_COLUMNS: u64 = 32;
+const TOTAL_SHARED: u32 = 32 * 32 * 8;
 
 /// Bytes of the softmax of a token.
 const SOFTMAX_BYTES: usize = 16;
@@ -47,5 +51,6 @@ pub(super) fn router_loss(args: &kernel::RouterLoss<CudaBuffer>, to: &mut Exec<'
     let shared = u32_of("softmax", CHUNK * SOFTMAX_BYTES)?;
     RouterLoss { logits, mask, partial, tokens: tokens as u64, experts }.launch(to, chunks as u64, shared)?;
     let (chunks, columns) = (chunks as u64, columns as u64);
-    RouterLossTotal { partial, sums, chunks, columns }.launch(to, columns.div_ceil(4), 0)
+    let total = RouterLossTotal { partial, sums, chunks, columns };
+    total.launch(to, columns.div_ceil(TOTAL_COLUMNS), TOTAL_SHARED)
 }

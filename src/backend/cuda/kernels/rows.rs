@@ -2,13 +2,13 @@
 
 use super::shape::{TEAM_SHARED, THREADS, grid, spans, team_grid, team_of};
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{FLOAT_PAIRS, FLOATS, PLAIN, cuda_kernels};
 use crate::backend::faults::offset_count;
 use crate::backend::{Buffer, divisor, elements};
-use crate::kernel;
+use crate::kernel::{self, check_positive};
 use crate::{Error, Result};
 
 cuda_kernels! {
@@ -70,6 +70,13 @@ cuda_kernels! {
         rows: value u64,
         cols: value u64,
     }
+    /// The same with fewer rows to a warp.
+    "row_keys" / "row_keys_few": RowKeysFew [T] in FLOATS, threads 32, registers 64 {
+        x: read T,
+        key: write u32,
+        rows: value u64,
+        cols: value u64,
+    }
     /// Dot products.
     "row_dots": RowDots [A B] in FLOAT_PAIRS, threads 256, registers 56 {
         a: read A,
@@ -100,9 +107,14 @@ const SLOT_PACKS: usize = 2;
 /// Columns of f32 that a thread moves at once.
 const PACK: usize = PACK_BYTES / size_of::<f32>();
 
-/// Rows of a warp of `row_keys`, and its shared memory: a tile of 32 columns of each, padded by 4, and a hash and a scale a lane.
+/// Rows of a warp of `row_keys`, and where there are few.
 const KEY_ROWS: usize = 32;
-const KEY_SHARED: u32 = (KEY_ROWS * (32 + 4 + 2) * size_of::<f32>()) as u32;
+const FEW_KEY_ROWS: usize = 8;
+
+/// Its shared memory: a tile of 32 columns of each row, padded by 4, and a hash and a scale a lane.
+const fn key_shared(rows: usize) -> u32 {
+    ((rows * (32 + 4) + 2 * 32) * size_of::<f32>()) as u32
+}
 
 /// Offsets of this many groups: one entry more.
 pub(super) fn offsets_of(buffer: &CudaBuffer, groups: usize) -> Result<Ptr> {
@@ -125,14 +137,8 @@ pub(super) fn gather_rows(args: &kernel::GatherRows<CudaBuffer>, to: &mut Exec<'
     };
     let stored = args.src.len_rows(cols);
     to.check_offsets(&args.offsets, args.groups, rows)?;
-    to.check_index(Index {
-        name: "index",
-        buffer: &args.index,
-        rows: Extent::Used(&args.offsets, args.groups, rows),
-        div: args.index_div,
-        limit: stored,
-        none: false,
-    })?;
+    let in_use = Index::in_use("index", &args.index, (&args.offsets, args.groups, rows), stored);
+    to.check_index(Index { div: args.index_div, ..in_use })?;
     let groups = u32_of("groups", args.groups)?;
     let pack = if scale.is_some() { PACK } else { PACK_BYTES / src.dtype.bytes() };
     let shape = spans(rows, cols, pack, PACKS)?;
@@ -158,8 +164,7 @@ pub(super) fn combine(args: &kernel::Combine<CudaBuffer>, to: &mut Exec<'_>) -> 
     let rows = Ptr::f32(&args.rows, elements("rows", &[stored, cols])?)?;
     let out = Ptr::f32(&args.out, elements("out", &[tokens, cols])?)?;
     if let Some(buffer) = &args.row_of_pair {
-        let rows = Extent::All(pairs);
-        to.check_index(Index { name: "row_of_pair", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("row_of_pair", buffer, pairs, stored))?;
     }
     let shape = spans(tokens, cols, PACK, SLOT_PACKS)?;
     let kernel = Combine {
@@ -193,14 +198,19 @@ pub(super) fn row_keys(args: &kernel::RowKeys<CudaBuffer>, to: &mut Exec<'_>) ->
     let (rows, cols) = (args.rows, args.cols);
     let x = Ptr::floats(&args.x, elements("x", &[rows, cols])?)?;
     let key = Ptr::u32(&args.key, rows)?;
-    RowKeys { x, key, rows: rows as u64, cols: cols as u64 }.launch(to, grid(rows, KEY_ROWS), KEY_SHARED)
+    // A warp for each of the four schedulers of a multiprocessor, at least. A row's key is the same either way.
+    let few = rows.div_ceil(KEY_ROWS) < 4 * to.gpu().sms as usize;
+    let (count, cols) = (rows as u64, cols as u64);
+    if few {
+        RowKeysFew { x, key, rows: count, cols }.launch(to, grid(rows, FEW_KEY_ROWS), key_shared(FEW_KEY_ROWS))
+    } else {
+        RowKeys { x, key, rows: count, cols }.launch(to, grid(rows, KEY_ROWS), key_shared(KEY_ROWS))
+    }
 }
 
 pub(super) fn row_dots(args: &kernel::RowDots<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
     let (rows, cols) = (args.rows, args.cols);
-    if args.a_div == 0 {
-        return Err(Error::argument("a_div", 0, "1 or more"));
-    }
+    check_positive("a_div", args.a_div)?;
     let stored = match &args.b_index {
         Some(_) => args.b.len_rows(cols),
         None => rows,
@@ -217,8 +227,7 @@ pub(super) fn row_dots(args: &kernel::RowDots<CudaBuffer>, to: &mut Exec<'_>) ->
         size: team_of(cols),
     };
     if let Some(buffer) = &args.b_index {
-        let rows = Extent::All(rows);
-        to.check_index(Index { name: "b_index", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("b_index", buffer, rows, stored))?;
     }
     kernel.launch(to, team_grid(rows, cols), TEAM_SHARED)
 }

@@ -1,15 +1,16 @@
 //! The load recalibration metric: raw scores by row, their sums by expert, then mean and floor.
 
+use super::rows::offsets_of;
 use super::segments::segments;
+use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{PLAIN, cuda_kernels};
 use crate::backend::{Buffer, elements};
-use crate::kernel::{self, Metric};
+use crate::kernel;
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 cuda_kernels! {
     /// Scores before the floor, and the largest of each expert.
@@ -57,29 +58,12 @@ cuda_kernels! {
 /// Words of an expert's tally, `Tally` of `cuda/lib_tally.h`.
 const TALLY_WORDS: usize = 6;
 
-/// Number of a metric in `cuda/score.cu`.
-fn number(metric: Metric) -> u32 {
-    match metric {
-        Metric::Product => 0,
-        Metric::Full => 1,
-        Metric::GateGrad => 2,
-        Metric::Gate => 3,
-        Metric::Uniform => 4,
-    }
-}
-
 pub(super) fn score(args: &kernel::Score<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
     let (rows, experts) = (args.rows, args.experts);
     let tokens = args.d_norm.len();
-    if args.top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
+    args.check()?;
     let pairs = elements("pairs", &[tokens, args.top_k])?;
-    let full = args.metric == Metric::Full;
-    if full && (args.x_norm.is_none() || args.kappa.is_none()) {
-        return Err(Error::argument("metric", "full", "`x_norm` and `kappa` given, or another metric"));
-    }
-    let offsets = Ptr::u32(&args.offsets, elements("groups", &[experts])? + 1)?;
+    let offsets = offsets_of(&args.offsets, experts)?;
     let pair_of_row = Ptr::u32(&args.pair_of_row, rows)?;
     let weights = Ptr::f32(&args.weights, pairs)?;
     let d_norm = Ptr::f32(&args.d_norm, tokens)?;
@@ -93,14 +77,7 @@ pub(super) fn score(args: &kernel::Score<CudaBuffer>, to: &mut Exec<'_>) -> Resu
     // Entries of `pair_of_row` have 32 bits: pairs beyond are in no row.
     let (top_k, pair_count) = (u32_of("top_k", args.top_k)?, u32::try_from(pairs).unwrap_or(u32::MAX));
     to.check_offsets(&args.offsets, experts, rows)?;
-    to.check_index(Index {
-        name: "pair_of_row",
-        buffer: &args.pair_of_row,
-        rows: Extent::Used(&args.offsets, experts, rows),
-        div: 1,
-        limit: pairs,
-        none: false,
-    })?;
+    to.check_index(Index::in_use("pair_of_row", &args.pair_of_row, (&args.offsets, experts, rows), pairs))?;
 
     let words = elements("score tallies", &[experts, TALLY_WORDS])?;
     let tallies = to.scratch("score tallies", DType::U32, words)?;
@@ -120,7 +97,7 @@ pub(super) fn score(args: &kernel::Score<CudaBuffer>, to: &mut Exec<'_>) -> Resu
         experts: expert_count,
         top_k,
         pairs: pair_count,
-        metric: number(args.metric),
+        metric: args.metric.number(),
     };
     raw.launch(to, blocks, 0)?;
     let (rows, experts, pairs) = (row_count, expert_count, pair_count);

@@ -1,16 +1,17 @@
 //! Selection within the quotas: keys, the last pair that each expert retains, weights, and the retained rows compacted.
 
+use super::rows::offsets_of;
 use super::segments::segments;
 use super::systematic;
+use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{PLAIN, cuda_kernels};
 use crate::backend::{Buffer, elements};
 use crate::kernel::{self, NONE, SELECT_STATS, SelectRule};
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 cuda_kernels! {
     /// Counts of experts, and priorities of rows.
@@ -203,7 +204,6 @@ impl Parts {
         let pairs = args.kept_of_pair.len();
         let tokens = pairs.div_ceil(args.top_k);
         let (rule, certain) = number(args.rule);
-        Ptr::optional_u32(args.order.as_ref(), tokens)?;
         Ok(Self {
             // Where there are no pairs, no row has one.
             rows: if pairs == 0 { 0 } else { u32_of("rows", rows)? },
@@ -216,7 +216,7 @@ impl Parts {
             blocks: segments(rows, experts)? as u64,
             rule,
             certain,
-            offsets: Ptr::u32(&args.offsets, elements("groups", &[experts])? + 1)?,
+            offsets: offsets_of(&args.offsets, experts)?,
             quotas: Ptr::u32(&args.quotas, experts)?,
             score: Ptr::f32(&args.score, rows)?,
             pair_of_row: Ptr::u32(&args.pair_of_row, rows)?,
@@ -310,27 +310,18 @@ impl Parts {
 }
 
 pub(super) fn select(args: &kernel::Select<CudaBuffer>, to: &mut Exec<'_>) -> Result<()> {
-    if args.top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
-    let order = match (&args.order, args.rule) {
-        (None, SelectRule::Systematic) => {
-            return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
-        }
-        (Some(order), SelectRule::Systematic) => Some(Ptr::u32(order, args.kept_of_pair.len().div_ceil(args.top_k))?),
-        _ => None,
-    };
+    args.check()?;
+    let order = Ptr::optional_u32(args.order.as_ref(), args.kept_of_pair.len().div_ceil(args.top_k))?;
+    let order = order.filter(|_| args.rule == SelectRule::Systematic);
     let outputs = Outputs::new(args)?;
     let parts = Parts::new(args, to)?;
     to.check_offsets(&args.offsets, args.experts, args.rows)?;
-    to.check_index(Index {
-        name: "pair_of_row",
-        buffer: &args.pair_of_row,
-        rows: Extent::Used(&args.offsets, args.experts, args.rows),
-        div: 1,
-        limit: args.kept_of_pair.len(),
-        none: false,
-    })?;
+    to.check_index(Index::in_use(
+        "pair_of_row",
+        &args.pair_of_row,
+        (&args.offsets, args.experts, args.rows),
+        args.kept_of_pair.len(),
+    ))?;
 
     let by_priority = matches!(args.rule, SelectRule::Unbiased | SelectRule::Mixed { .. }) && parts.rule != 0;
     let priority = by_priority.then(|| workspace(to, "priorities", &[args.rows])).transpose()?;
@@ -364,7 +355,7 @@ impl Outputs {
     fn new(args: &kernel::Select<CudaBuffer>) -> Result<Self> {
         let (experts, capacity, pairs) = (args.experts, args.capacity, args.kept_of_pair.len());
         Ok(Self {
-            kept_offsets: Ptr::u32(&args.kept_offsets, elements("groups", &[experts])? + 1)?,
+            kept_offsets: offsets_of(&args.kept_offsets, experts)?,
             row: Ptr::u32(&args.row, capacity)?,
             pair: Ptr::u32(&args.pair, capacity)?,
             weight: Ptr::f32(&args.weight, capacity)?,

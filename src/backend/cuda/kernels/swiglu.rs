@@ -4,7 +4,7 @@ use super::rows::offsets_of;
 use super::shape::{TEAM_SHARED, team_grid, team_of};
 use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
-use crate::backend::cuda::checks::{Extent, Index};
+use crate::backend::cuda::checks::Index;
 use crate::backend::cuda::exec::Exec;
 use crate::backend::cuda::launch::{Ptr, u32_of};
 use crate::backend::cuda::table::{PLAIN, cuda_kernels};
@@ -82,8 +82,7 @@ pub(super) fn swiglu_backward(args: &kernel::SwiGluBackward<CudaBuffer>, to: &mu
     };
     to.check_offsets(&args.offsets, args.groups, rows)?;
     if let Some(buffer) = &args.ab_index {
-        let rows = Extent::Used(&args.offsets, args.groups, rows);
-        to.check_index(Index { name: "ab_index", buffer, rows, div: 1, limit: stored, none: false })?;
+        to.check_index(Index::in_use("ab_index", buffer, (&args.offsets, args.groups, rows), stored))?;
     }
     kernel.launch(to, team_grid(rows, width), TEAM_SHARED)
 }

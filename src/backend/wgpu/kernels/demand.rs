@@ -1,6 +1,7 @@
 //! What the scores of a step say to the planner.
 
 use super::experts;
+use super::rows::offsets_of;
 use crate::Result;
 use crate::backend::elements;
 use crate::backend::wgpu::buffer::WgpuBuffer;
@@ -18,7 +19,7 @@ pub(super) fn demand(args: &Demand<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
     let (rows, groups) = (args.rows, args.experts);
     experts::check_rows(to, rows)?;
     let arrays = vec![
-        Arg::u32("offsets", &args.offsets, elements("groups", &[groups])? + 1)?,
+        offsets_of(&args.offsets, groups)?,
         Arg::f32("score", &args.score, rows)?.into_bits(),
         Arg::f32("mean", &args.mean, groups)?.into_bits(),
         Arg::u32("histogram", &args.histogram, elements("histogram", &[groups, DEMAND_BINS])?)?,

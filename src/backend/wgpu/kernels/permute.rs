@@ -2,11 +2,11 @@
 
 use crate::backend::elements;
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Param, Source, source};
-use crate::kernel::{NONE, Permute};
+use crate::kernel::Permute;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -36,9 +36,7 @@ pub(crate) fn permute(args: &Permute<WgpuBuffer>, to: &mut Encoder<'_>) -> Resul
     let (pairs, experts) = (args.pairs, args.experts);
     let ids = Arg::u32("ids", &args.ids, pairs)?;
     let counts = Arg::u32("counts", &args.counts, experts)?;
-    if pairs >= NONE as usize {
-        return Err(Error::Overflow { what: "pairs".into(), detail: format!("{pairs} do not fit 32 bits") });
-    }
+    args.check_pairs()?;
     if experts > MAX_EXPERTS {
         return Err(Error::Unsupported {
             what: format!("`permute` with {experts} experts"),
@@ -58,14 +56,7 @@ pub(crate) fn permute(args: &Permute<WgpuBuffer>, to: &mut Encoder<'_>) -> Resul
         ("blocks", Param::U32(u32_of("blocks", blocks)?)),
     ];
     u32_of("table", cells)?;
-    to.check_index(Index {
-        name: "ids",
-        buffer: &args.ids,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: experts,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("ids", &args.ids, pairs, experts))?;
     let table = to.scratch("table", DType::U32, cells)?;
     to.fill(&table, 0)?;
     let args = vec![ids, Arg::atomic("table", &table, cells)?, counts, offsets, pair_of_row, row_of_pair];
@@ -83,6 +74,7 @@ pub(crate) fn permute(args: &Permute<WgpuBuffer>, to: &mut Encoder<'_>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::NONE;
 
     #[test]
     fn blocks_keep_loops_short_and_counts_few() {

@@ -1,7 +1,7 @@
 //! Router: selection, its gradient, the estimated gradient, and the gate of a shared expert.
 
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, MAX_ROUNDS, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
@@ -130,14 +130,7 @@ pub(crate) fn gate_backward(args: &GateBackward<WgpuBuffer>, to: &mut Encoder<'_
         Arg::optional_f32("aux", args.aux.as_ref(), experts)?,
         Arg::f32("d_logits", &args.d_logits, logits)?,
     ];
-    to.check_index(Index {
-        name: "ids",
-        buffer: &args.ids,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: experts,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("ids", &args.ids, pairs, experts))?;
     to.launch(Launch {
         source: &GATE_BACKWARD,
         entry: "main",
@@ -175,14 +168,7 @@ pub(crate) fn router_grad(args: &RouterGrad<WgpuBuffer>, to: &mut Encoder<'_>) -
         Arg::f32("d_weights", &args.d_weights, pairs)?,
     ];
     check_rounds("router_grad", top_k, top_k, top_k)?;
-    to.check_index(Index {
-        name: "kept_of_pair",
-        buffer: &args.kept_of_pair,
-        rows: Extent::All(pairs),
-        div: 1,
-        limit: rows,
-        none: true,
-    })?;
+    to.check_index(Index::or_none("kept_of_pair", &args.kept_of_pair, pairs, rows))?;
     to.launch(Launch {
         source: &ROUTER_GRAD,
         entry: "main",

@@ -1,13 +1,14 @@
 //! Compaction, combine, norms, keys, dot products, casts.
 
+use crate::backend::faults::offset_count;
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::backend::wgpu::windows::{ALIGNED, bindable, windows};
-use crate::backend::{Buffer, elements, wrong_type};
-use crate::kernel::{Cast, Combine, GatherRows, ROW_KEY_BITS, RowDots, RowKeys, RowNorms};
+use crate::backend::{Buffer, divisor, elements, wrong_type};
+use crate::kernel::{Cast, Combine, GatherRows, ROW_KEY_BITS, RowDots, RowKeys, RowNorms, check_positive};
 use crate::tensor::DType;
 use crate::{Error, Result};
 
@@ -57,7 +58,7 @@ pub(super) fn reducers(cols: usize) -> u32 {
 
 /// Offsets of this many groups: one entry more.
 pub(super) fn offsets_of(buffer: &WgpuBuffer, groups: usize) -> Result<Arg<'_>> {
-    Arg::u32("offsets", buffer, elements("groups", &[groups])? + 1)
+    Arg::u32("offsets", buffer, offset_count(groups)?)
 }
 
 /// Workgroups of an element-wise kernel over rows, and how many there are for each row.
@@ -71,10 +72,7 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
     let (rows, cols) = (args.rows, args.cols);
     let (src, dst) = (&args.src, &args.dst);
     let offsets = offsets_of(&args.offsets, args.groups)?;
-    let index_div = match u32::try_from(args.index_div) {
-        Ok(div) if div > 0 => div,
-        _ => return Err(Error::argument("index_div", args.index_div, "1 to 2^32 - 1")),
-    };
+    let index_div = divisor("index_div", args.index_div)?;
     let index = Arg::u32("index", &args.index, rows)?;
     let total = elements("dst", &[rows, cols])?;
     let all = u32_of("dst", total)?;
@@ -103,14 +101,8 @@ pub(crate) fn gather_rows(args: &GatherRows<WgpuBuffer>, to: &mut Encoder<'_>) -
         }
     };
     to.check_offsets(&args.offsets, args.groups, rows)?;
-    to.check_index(Index {
-        name: "index",
-        buffer: &args.index,
-        rows: Extent::Used(&args.offsets, args.groups, rows),
-        div: args.index_div,
-        limit: src.len_rows(cols),
-        none: false,
-    })?;
+    let in_use = Index::in_use("index", &args.index, (&args.offsets, args.groups, rows), src.len_rows(cols));
+    to.check_index(Index { div: args.index_div, ..in_use })?;
     let words = if entry == "halves" { cols.div_ceil(2) } else { cols };
     let (by_row, chunks) = row_chunks(rows, words)?;
     let groups = if entry == "narrow" { groups_of(total, COLUMNS) } else { by_row };
@@ -146,8 +138,7 @@ pub(crate) fn combine(args: &Combine<WgpuBuffer>, to: &mut Encoder<'_>) -> Resul
     let out = Arg::f32("out", &args.out, total)?;
     let slots = bounded("slots of a token", top_k, MAX_TOP_K)?;
     if let Some(buffer) = &args.row_of_pair {
-        let rows = Extent::All(pairs);
-        to.check_index(Index { name: "row_of_pair", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("row_of_pair", buffer, pairs, stored))?;
     }
     let (groups, chunks) = row_chunks(tokens, cols)?;
     to.launch(Launch {
@@ -212,9 +203,7 @@ pub(crate) fn row_keys(args: &RowKeys<WgpuBuffer>, to: &mut Encoder<'_>) -> Resu
 }
 
 pub(crate) fn row_dots(args: &RowDots<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
-    if args.a_div == 0 {
-        return Err(Error::argument("a_div", 0, "1 or more"));
-    }
+    check_positive("a_div", args.a_div)?;
     let stored = match &args.b_index {
         Some(_) => args.b.len_rows(args.cols),
         None => args.rows,
@@ -222,8 +211,7 @@ pub(crate) fn row_dots(args: &RowDots<WgpuBuffer>, to: &mut Encoder<'_>) -> Resu
     // Before the index is looked at, so that a shape is refused before data is.
     let launch = dots(args, stored, None)?;
     if let Some(buffer) = &args.b_index {
-        let rows = Extent::All(args.rows);
-        to.check_index(Index { name: "b_index", buffer, rows, div: 1, limit: stored, none: true })?;
+        to.check_index(Index::or_none("b_index", buffer, args.rows, stored))?;
     }
     to.launch(launch)
 }

@@ -1,53 +1,35 @@
 //! The load recalibration metric: raw scores by row, then mean and floor by expert.
 
 use super::experts::{ROW_WORKGROUP, check_rows, cost, workgroup_for};
+use super::rows::offsets_of;
+use crate::Result;
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::backend::{Buffer, elements};
 use crate::kernel::{Metric, Score};
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 static FACTOR: Source = source!("score_factor", ["lib_wide", "lib_exact"]);
 static RAW: Source = source!("score", ["lib_wide", "lib_exact"]);
 static MEAN: Source = source!("score_mean", ["lib_wide", "lib_exact", "lib_size"]);
 static FLOOR: Source = source!("score_floor");
 
-/// Number of a metric in `score.wgsl`.
-fn number(metric: Metric) -> u32 {
-    match metric {
-        Metric::Product => 0,
-        Metric::Full => 1,
-        Metric::GateGrad => 2,
-        Metric::Gate => 3,
-        Metric::Uniform => 4,
-    }
-}
-
 pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let (rows, experts) = (args.rows, args.experts);
     let tokens = args.d_norm.len();
-    if args.top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
+    args.check()?;
     let pairs = elements("pairs", &[tokens, args.top_k])?;
-    let full = match (&args.x_norm, &args.kappa) {
-        (Some(x_norm), Some(kappa)) if args.metric == Metric::Full => Some((x_norm, kappa)),
-        _ if args.metric == Metric::Full => {
-            return Err(Error::argument("metric", "full", "`x_norm` and `kappa` given, or another metric"));
-        }
-        _ => None,
-    };
+    let full = args.x_norm.as_ref().zip(args.kappa.as_ref()).filter(|_| args.metric == Metric::Full);
     check_rows(to, rows)?;
     let params = vec![
         ("rows", Param::U32(u32_of("rows", rows)?)),
         ("experts", Param::U32(u32_of("experts", experts)?)),
         ("top_k", Param::U32(u32_of("top_k", args.top_k)?)),
     ];
-    let offsets = Arg::u32("offsets", &args.offsets, elements("groups", &[experts])? + 1)?;
+    let offsets = offsets_of(&args.offsets, experts)?;
     let pair_of_row = Arg::u32("pair_of_row", &args.pair_of_row, rows)?;
     let weights = Arg::f32("weights", &args.weights, pairs)?.into_bits();
     let d_norm = Arg::f32("d_norm", &args.d_norm, tokens)?.into_bits();
@@ -55,14 +37,7 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     let score = Arg::f32("score", &args.score, rows)?.into_bits();
     let mean = Arg::f32("mean", &args.mean, experts)?.into_bits();
     to.check_offsets(&args.offsets, experts, rows)?;
-    to.check_index(Index {
-        name: "pair_of_row",
-        buffer: &args.pair_of_row,
-        rows: Extent::Used(&args.offsets, experts, rows),
-        div: 1,
-        limit: pairs,
-        none: false,
-    })?;
+    to.check_index(Index::in_use("pair_of_row", &args.pair_of_row, (&args.offsets, experts, rows), pairs))?;
 
     let factors = full.map(|_| to.scratch("score factors", DType::U32, elements("score factors", &[rows, 2])?));
     let factors = factors.transpose()?;
@@ -92,7 +67,7 @@ pub(super) fn score(args: &Score<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()
     }
     to.launch(by_row(
         &RAW,
-        vec![("METRIC", Constant::U32(number(args.metric)))],
+        vec![("METRIC", Constant::U32(args.metric.number()))],
         vec![
             weights.clone(),
             d_norm.clone(),

@@ -1,16 +1,18 @@
 //! Selection within the quotas: keys, the last pair that each expert retains, weights, and the retained rows compacted.
 
 use super::experts::{EXPERT_WORKGROUP, ROW_WORKGROUP, check_rows, cost, workgroup_for};
+use super::rows::offsets_of;
 use super::systematic;
+use crate::Result;
+use crate::backend::faults::offset_count;
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, groups_of, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
 use crate::backend::{Buffer, elements};
 use crate::kernel::{NONE, SELECT_STATS, Select, SelectRule};
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 static PRIORITY: Source = source!("select_priority", ["lib_wide", "lib_exact", "lib_philox", "lib_place", "lib_plan"]);
 static CHOOSE: Source = source!("select_choose", ["lib_wide", "lib_exact", "lib_scan", "lib_place", "lib_plan"]);
@@ -98,18 +100,13 @@ impl<'a> Parts<'a> {
 pub(super) fn select(args: &Select<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<()> {
     let (rows, experts) = (args.rows, args.experts);
     let pairs = args.kept_of_pair.len();
-    if args.top_k == 0 {
-        return Err(Error::argument("top_k", 0, "1 or more"));
-    }
+    args.check()?;
     let tokens = pairs.div_ceil(args.top_k);
-    if args.rule == SelectRule::Systematic && args.order.is_none() {
-        return Err(Error::argument("order", "absent", "keys of the tokens, which rule systematic needs"));
-    }
     check_rows(to, rows)?;
     let outputs = Outputs::new(args, pairs)?;
     let order = Arg::optional_u32("order", args.order.as_ref(), tokens)?;
     let quotas = Arg::u32("quotas", &args.quotas, experts)?;
-    let offsets = Arg::u32("offsets", &args.offsets, elements("groups", &[experts])? + 1)?;
+    let offsets = offsets_of(&args.offsets, experts)?;
     let plan = to.scratch("selection plan", DType::U32, elements("selection plan", &[experts, PLAN_WORDS])?)?;
     let chosen = to.scratch("selection weights", DType::U32, rows)?;
     let parts = Parts {
@@ -124,14 +121,7 @@ pub(super) fn select(args: &Select<WgpuBuffer>, to: &mut Encoder<'_>) -> Result<
         chosen: Arg::u32("chosen", &chosen, rows)?,
     };
     to.check_offsets(&args.offsets, experts, rows)?;
-    to.check_index(Index {
-        name: "pair_of_row",
-        buffer: &args.pair_of_row,
-        rows: Extent::Used(&args.offsets, experts, rows),
-        div: 1,
-        limit: pairs,
-        none: false,
-    })?;
+    to.check_index(Index::in_use("pair_of_row", &args.pair_of_row, (&args.offsets, experts, rows), pairs))?;
 
     let drawn_by_priority = matches!(args.rule, SelectRule::Unbiased | SelectRule::Mixed { .. });
     let priority = drawn_by_priority.then(|| to.scratch("priorities", DType::U32, rows)).transpose()?;
@@ -196,7 +186,7 @@ impl<'a> Outputs<'a> {
     fn new(args: &'a Select<WgpuBuffer>, pairs: usize) -> Result<Self> {
         let (experts, capacity) = (args.experts, args.capacity);
         Ok(Self {
-            kept_offsets: Arg::u32("kept_offsets", &args.kept_offsets, elements("groups", &[experts])? + 1)?,
+            kept_offsets: Arg::u32("kept_offsets", &args.kept_offsets, offset_count(experts)?)?,
             row: Arg::u32("row", &args.row, capacity)?,
             pair: Arg::u32("pair", &args.pair, capacity)?,
             weight: Arg::f32("weight", &args.weight, capacity)?.into_bits(),

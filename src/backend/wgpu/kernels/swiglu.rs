@@ -4,7 +4,7 @@ use super::rows::{COLUMNS, dots, norms_of, offsets_of, reduced, reducers, row_ch
 use crate::Result;
 use crate::backend::elements;
 use crate::backend::wgpu::buffer::WgpuBuffer;
-use crate::backend::wgpu::checks::{Extent, Index};
+use crate::backend::wgpu::checks::Index;
 use crate::backend::wgpu::encode::Encoder;
 use crate::backend::wgpu::launch::{Arg, Launch, u32_of};
 use crate::backend::wgpu::shader::{Constant, Param, Source, source};
@@ -89,8 +89,7 @@ pub(crate) fn swiglu_backward(args: &SwiGluBackward<WgpuBuffer>, to: &mut Encode
     let products_launch = dots(&products, rows, Some((&args.offsets, args.groups)))?;
     to.check_offsets(&args.offsets, args.groups, rows)?;
     if let Some(buffer) = &args.ab_index {
-        let rows = Extent::Used(&args.offsets, args.groups, rows);
-        to.check_index(Index { name: "ab_index", buffer, rows, div: 1, limit: stored, none: false })?;
+        to.check_index(Index::in_use("ab_index", buffer, (&args.offsets, args.groups, rows), stored))?;
     }
     to.launch(launch)?;
     to.launch(products_launch)

@@ -51,7 +51,7 @@ pub enum GemmTile {
     Small,
 }
 
-/// Bytes of shared memory of a block at most, so that two fit on a multiprocessor of every architecture: `Stage` in `lib_gemm_mma.h`.
+/// Bytes of shared memory of a block at most, so that two fit on a multiprocessor of 164 KB or more: `Stage` in `lib_gemm_mma.h`.
 const SHARED_OF_STAGES: u32 = 75_776;
 
 /// Bytes of the tiles that a block keeps in mind.

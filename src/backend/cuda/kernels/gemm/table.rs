@@ -185,7 +185,7 @@ cuda_kernels! {
         accumulate: value u32,
     }
     /// Norms from sums of squares.
-    "gemm_norms": GemmNorms [] in PLAIN, threads 256, registers 40 {
+    "gemm_norms": GemmNorms [] in PLAIN, threads 256, registers 32 {
         parts: read f64,
         offsets: read u32,
         norm: write f32,
@@ -194,7 +194,7 @@ cuda_kernels! {
         blocks: value u32,
     }
     /// Products of rows from their parts.
-    "gemm_norms" / "gemm_dots": GemmDots [] in PLAIN, threads 256, registers 40 {
+    "gemm_norms" / "gemm_dots": GemmDots [] in PLAIN, threads 256, registers 32 {
         parts: read f64,
         offsets: read u32,
         dot: write f32,
