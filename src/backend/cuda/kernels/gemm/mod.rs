@@ -2,6 +2,7 @@
 //!
 //! # Numeric contract
 //! The bits of a row depend on nothing but that row and its matrix: not on the rows beside it, nor on the tile that it is in. Sums are f32.
+//! Gradients of weights depend on the order of a group's rows, and on the device where few tiles are split over it.
 //! - Both operands f32 (forward, dgrad): one chain of fused multiply-adds over the steps in ascending order, without tensor cores.
 //! - Both bf16, or both f16: tensor cores, as they accumulate.
 //! - All others: tensor cores, on bf16 pieces of the numbers whose products are exact, or nearly (below half a unit in the last place).
