@@ -14,6 +14,11 @@ if [ "${1:-}" = --short ]; then
   short=yes
   shift
 fi
+for filter in "$@"; do
+  case $filter in
+    -*) echo "usage: scripts/cuda_sanitize.sh [--short] [FILTER...]" >&2; exit 2 ;;
+  esac
+done
 filters=("${@:-}")
 
 compiler=${LRMOE_CXX:-${CXX:-g++}}
@@ -21,7 +26,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
 export LRMOE_FAKE_CUDA=1 LRMOE_REQUIRE_CUDA=1
-program=$(cargo test --features cuda --test conformance --no-run --message-format=json 2>/dev/null |
+program=$(cargo test --locked --release --features cuda --test conformance --no-run --message-format=json 2>/dev/null |
   sed -n 's/.*"name":"conformance".*"executable":"\([^"]*\)".*/\1/p' | tail -1)
 [ -n "$program" ] || { echo "conformance does not build" >&2; exit 1; }
 
@@ -41,6 +46,7 @@ run() {
       TSAN_OPTIONS="history_size=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0:halt_on_error=0:exitcode=66" \
       ASAN_OPTIONS="detect_leaks=0:detect_odr_violation=0:handle_segv=1:alloc_dealloc_mismatch=0" \
       "$program" --test-threads 2 --skip ::cpu --skip ::wgpu --skip ::same_bits "${filter:-::cuda}" >"$log" 2>&1 || status=$?
+    grep -q '^test result: ok. [1-9][0-9]* passed' "$log" || status=1
     if [ $status -ne 0 ] || grep -q "WARNING: ThreadSanitizer\|ERROR: AddressSanitizer\|fake CUDA:" "$log"; then
       grep -v "\.\.\. ok\|\.\.\. ignored" "$log" | head -200
       echo "FAILED: $1, $2 first, copies $3, seed $4, $5 threads${filter:+, $filter}" >&2

@@ -19,8 +19,14 @@ usage() {
 }
 [ $# -ge 1 ] && [ $# -le 3 ] || usage
 form=$1
-root=$(cd "$(dirname "$0")/.." && pwd)
-dir=${2:-$root/target/gpu_check}
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+# A copy beside the test programs runs those.
+default=$root/target/gpu_check
+if [ -x "$here/conformance" ]; then default=$here; fi
+dir=$(realpath -m "${2:-$default}")
+# Seconds that all parts have together; each is also bounded by its own.
+deadline=470
 
 build() {
   cd "$root"
@@ -52,18 +58,23 @@ for line in sys.stdin:
 
 run() {
   [ -x "$dir/conformance" ] || { echo "$dir holds no test programs: scripts/gpu_check.sh build $dir" >&2; exit 2; }
-  local out=${1:-$dir/out} failed=0
+  local out failed=0
+  out=$(realpath -m "${1:-$dir/out}")
   rm -rf "$out" && mkdir -p "$out"
-  out=$(cd "$out" && pwd)
-  dir=$(cd "$dir" && pwd)
   export LRMOE_CUBIN_DIR="$dir/cubins.d" LRMOE_CACHE_DIR="$out/cache" LRMOE_REQUIRE_CUDA=1
   unset LRMOE_FAKE_CUDA
   if [ -d "$dir/golden.d" ]; then export LRMOE_GOLDEN_DIR="$dir/golden.d"; fi
   say() { echo "$*" | tee -a "$out/summary.txt"; }
   # part NAME SECONDS COMMAND...: its log, how it ended and how long it took.
   part() {
-    local name=$1 limit=$2 begin=$SECONDS status=0
+    local name=$1 limit=$2 begin=$SECONDS status=0 left=$((deadline - SECONDS))
     shift 2
+    if [ $left -le 0 ]; then
+      say "LATE    $name: no time is left for it"
+      failed=1
+      return
+    fi
+    limit=$((left < limit ? left : limit))
     timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
     local last
     last=$(grep -E '^test result|^written' "$out/$name.log" | tail -1 || true)
@@ -83,11 +94,17 @@ run() {
   part conformance 120 "$dir/conformance" ::cuda
   part golden 60 "$dir/golden" ::cuda
   part faults 90 "$dir/layer" fault_ --skip ::cpu --skip ::wgpu
+  part timings 150 "$dir/bench" 9 "$out/results.json"
+  if python3 -c 'import torch' 2>/dev/null; then
+    part torch 90 python3 "$dir/gpu_torch.py" "$out/results.json"
+  else
+    missing PyTorch
+  fi
   local sanitizer
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)
   if [ -n "$sanitizer" ]; then
     for tool in memcheck racecheck synccheck; do
-      part "sanitizer-$tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 "$dir/conformance" ::cuda --skip same_bits --skip select
+      part "sanitizer-$tool" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 "$dir/conformance" ::cuda --skip same_bits --skip hundred_runs
     done
   else
     missing compute-sanitizer
@@ -97,12 +114,6 @@ run() {
     LRMOE_REQUIRE_WGPU=1 part wgpu-golden 60 "$dir/golden" ::wgpu
   else
     missing "a Vulkan driver of the GPU"
-  fi
-  part timings 150 "$dir/bench" 9 "$out/results.json"
-  if python3 -c 'import torch' 2>/dev/null; then
-    part torch 90 python3 "$dir/gpu_torch.py" "$out/results.json"
-  else
-    missing PyTorch
   fi
   cat "$out/timings.log" "$out/torch.log" 2>/dev/null || true
   say "$SECONDS s in all"

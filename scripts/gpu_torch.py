@@ -26,11 +26,9 @@ def main(path):
     try:
         import torch
     except ImportError as error:
-        print(f"PyTorch is not here: {error}")
-        return
+        sys.exit(f"PyTorch is not here: {error}")
     if not torch.cuda.is_available():
-        print("PyTorch finds no CUDA device")
-        return
+        sys.exit("PyTorch finds no CUDA device")
 
     def seconds(call, rounds=9):
         times = []

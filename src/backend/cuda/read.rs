@@ -5,10 +5,10 @@ use cudarc::driver::result;
 use super::Inner;
 use super::buffer::CudaBuffer;
 use super::event::Event;
+use crate::Result;
 use crate::backend::bytes::{bytes_of, from_bytes};
-use crate::backend::{Buffer, check_range, range_len};
+use crate::backend::{Buffer, check_upload, range_len};
 use crate::tensor::HostData;
-use crate::{Error, Result};
 
 impl Inner {
     fn wait_until(&self, event: &Event) -> Result<()> {
@@ -18,10 +18,7 @@ impl Inner {
     /// Overwrites elements from `offset` on.
     pub(super) fn upload(&self, buffer: &CudaBuffer, offset: usize, data: &HostData) -> Result<()> {
         self.context.check_own(buffer)?;
-        check_range(buffer, offset, data.len())?;
-        if buffer.dtype() != data.dtype() {
-            return Err(Error::shape("element type of a copy", data.dtype(), buffer.dtype()));
-        }
+        check_upload(buffer, offset, data)?;
         if data.is_empty() {
             return Ok(());
         }
