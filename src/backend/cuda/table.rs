@@ -1,8 +1,9 @@
 //! The kernel table: for every kernel of `cuda/` its file, instances, threads, registers and parameters.
 //!
 //! A row stands beside the code that launches the kernel ([`cuda_kernels!`]) and is the only way to launch it: it makes a
-//! struct whose fields are the kernel's parameters by name and type. The same rows are what cubins are built of ahead of
-//! time and what tests compare compiled kernels with, so a changed signature fails before it can be launched.
+//! struct whose fields are the kernel's parameters by name and type. Grouped GEMMs that share their parameters share the struct.
+//! The same rows are what cubins are built of ahead of time and what tests compare compiled kernels with, so a changed signature
+//! fails before it can be launched.
 
 use super::launch::{Arg, Ptr};
 use crate::tensor::DType;
@@ -229,16 +230,6 @@ macro_rules! cuda_kernels {
                     shared: u32,
                 ) -> $crate::Result<()> {
                     to.launch(Self::SPEC, &self.args(), blocks, shared)
-                }
-
-                /// Blocks of it that the device runs at once, with so many bytes of shared memory each.
-                #[allow(dead_code, reason = "few kernels stay on the device while they work through a list")]
-                pub(in crate::backend::cuda) fn resident(
-                    &self,
-                    to: &$crate::backend::cuda::exec::Exec<'_>,
-                    shared: u32,
-                ) -> $crate::Result<u64> {
-                    to.resident(Self::SPEC, &self.args(), shared)
                 }
 
                 fn args(&self) -> Vec<$crate::backend::cuda::launch::Arg> {

@@ -3,14 +3,14 @@
 //! Sums over the columns of a row (norms, dot products) are taken from f64 parts of 16 columns, not in the order of the kernels
 //! of their own; in f32 that differs where f64 rounding decides.
 
-use super::rows::{Choice, Product, dgrad, forward};
-use super::table::{self, GemmDots, GemmNorms};
+use super::rows::{Choice, Product, Ready, dgrad, forward};
+use super::table::{self, DownBackParams, GateUpParams, GemmDots, GemmNorms};
 use super::{Groups, in_pairs};
 use crate::Result;
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::checks::{Extent, Index};
 use crate::backend::cuda::exec::Exec;
-use crate::backend::cuda::launch::{Arg, Ptr, blocks_of, u32_of};
+use crate::backend::cuda::launch::{Ptr, blocks_of, u32_of};
 use crate::backend::known::Same;
 use crate::backend::{Buffer, elements};
 use crate::kernel::{Access, GroupedDgrad, GroupedForward, Kernel, SwiGlu, SwiGluBackward};
@@ -95,11 +95,23 @@ fn gate_up(up: &GroupedForward<CudaBuffer>, act: &SwiGlu<CudaBuffer>, to: &mut E
     let ready = product.ready(rows, choice, to)?;
     let parts = Parts::new(&product.groups, rows, width, to)?;
     let flags = ready.flags([ab, h].iter().all(|&out| in_pairs(out, width)));
-    let mut args = ready.operands();
-    args.extend([ab, h, parts.at].map(|pointer| Arg::Pointer(Some(pointer))));
-    args.extend([Arg::U64(ready.x.div), Arg::U64(rows as u64)]);
-    args.extend(ready.sizes(flags));
-    ready.launch(spec, &args, slices, to)?;
+    let Ready { x, w, tiles, n, k, .. } = ready;
+    let params = GateUpParams {
+        x: x.rows,
+        index: x.index,
+        w,
+        tiles,
+        ab,
+        h,
+        parts: parts.at,
+        div: x.div,
+        rows: rows as u64,
+        stored: x.stored,
+        n,
+        k,
+        flags,
+    };
+    ready.launch(spec, &params.args(), slices, to)?;
     let Parts { at: parts, offsets, rows, groups, blocks } = parts;
     let norms = GemmNorms { parts, offsets, norm, rows: rows as u64, groups, blocks };
     norms.launch(to, blocks_of(rows, THREADS), 0)?;
@@ -139,12 +151,28 @@ fn down_back(down: &GroupedDgrad<CudaBuffer>, act: &SwiGluBackward<CudaBuffer>, 
     let ready = product.ready(rows, choice, to)?;
     let parts = Parts::new(&product.groups, rows, width, to)?;
     let flags = ready.flags([u, ab, d_ab, h].iter().all(|&out| in_pairs(out, width)));
-    let mut args = ready.operands();
-    let pointers = [Some(u), Some(ab), ab_index, scale, Some(d_ab), Some(h), Some(parts.at)];
-    args.extend(pointers.map(Arg::Pointer));
-    args.extend([ready.x.div, rows as u64, stored as u64].map(Arg::U64));
-    args.extend(ready.sizes(flags));
-    ready.launch(spec, &args, slices, to)?;
+    let Ready { x, w, tiles, n, k, .. } = ready;
+    let params = DownBackParams {
+        x: x.rows,
+        index: x.index,
+        w,
+        tiles,
+        u,
+        ab,
+        ab_index,
+        scale,
+        d_ab,
+        h,
+        parts: parts.at,
+        div: x.div,
+        rows: rows as u64,
+        ab_stored: stored as u64,
+        stored: x.stored,
+        n,
+        k,
+        flags,
+    };
+    ready.launch(spec, &params.args(), slices, to)?;
     let Parts { at: parts, offsets, rows, groups, blocks } = parts;
     let dots = GemmDots { parts, offsets, dot, rows: rows as u64, groups, blocks };
     dots.launch(to, blocks_of(rows, THREADS), 0)?;

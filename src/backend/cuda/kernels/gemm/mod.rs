@@ -84,6 +84,7 @@ struct Rows<'a> {
 }
 
 /// The same as kernels take it.
+#[derive(Debug, Clone, Copy)]
 struct RowArgs {
     rows: Ptr,
     index: Option<Ptr>,

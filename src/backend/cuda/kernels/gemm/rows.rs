@@ -1,6 +1,6 @@
 //! Forward and dgrad: what is computed are rows of the batch.
 
-use super::table::{self, GemmTiles};
+use super::table::{self, GemmTiles, RowsParams};
 use super::{GemmTile, Groups, Operands, RowArgs, Rows, Tile, in_pairs, launch, whole};
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::exec::Exec;
@@ -65,13 +65,15 @@ pub(super) struct Product<'a> {
 }
 
 /// What a launch needs of a product.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Ready {
     pub(super) x: RowArgs,
     pub(super) w: Ptr,
+    pub(super) tiles: Ptr,
+    pub(super) n: u32,
+    pub(super) k: u32,
     tile: Tile,
-    tiles: Ptr,
     blocks: u64,
-    sizes: [u32; 2],
 }
 
 pub(in crate::backend::cuda::kernels) fn grouped_forward(
@@ -136,11 +138,9 @@ impl Product<'_> {
         let choice = self.choice(to);
         let ready = self.ready(rows, choice, to)?;
         let flags = ready.flags(in_pairs(out, self.cols));
-        let mut args = ready.operands();
-        args.push(Arg::Pointer(Some(out)));
-        args.push(Arg::U64(ready.x.div));
-        args.extend(ready.sizes(flags));
-        ready.launch(spec(choice), &args, 0, to)
+        let Ready { x, w, tiles, n, k, .. } = ready;
+        let params = RowsParams { x: x.rows, index: x.index, w, tiles, out, div: x.div, stored: x.stored, n, k, flags };
+        ready.launch(spec(choice), &params.args(), 0, to)
     }
 
     /// Which kernel: by the types, and small tiles where large ones would be mostly empty or too few. Bits do not depend on the tile.
@@ -172,7 +172,7 @@ impl Product<'_> {
         let w = Ptr::floats(self.w, elements("w", &[groups, n, k])?)?;
         let blocks = row_tiles(tile, rows, groups).saturating_mul(self.col_tiles(tile));
         let tiles = tiles_of(offsets, (rows, groups), tile, to)?;
-        Ok(Ready { x, w, tile, tiles, blocks, sizes: [u32_of("n", n)?, u32_of("k", k)?] })
+        Ok(Ready { x, w, tiles, n: u32_of("n", n)?, k: u32_of("k", k)?, tile, blocks })
     }
 
     fn col_tiles(&self, tile: Tile) -> u64 {
@@ -182,19 +182,8 @@ impl Product<'_> {
 }
 
 impl Ready {
-    /// The first arguments of a kernel.
-    pub(super) fn operands(&self) -> Vec<Arg> {
-        [Some(self.x.rows), self.x.index, Some(self.w), Some(self.tiles)].map(Arg::Pointer).to_vec()
-    }
-
-    /// The last ones.
-    pub(super) fn sizes(&self, flags: u32) -> [Arg; 4] {
-        [self.x.stored, self.sizes[0], self.sizes[1], flags].map(Arg::U32)
-    }
-
     pub(super) fn flags(&self, pairs: bool) -> u32 {
-        let flags =
-            [(self.x.whole, LEFT_WHOLE), (whole(self.w, self.sizes[1] as usize), RIGHT_WHOLE), (pairs, OUT_PAIRS)];
+        let flags = [(self.x.whole, LEFT_WHOLE), (whole(self.w, self.k as usize), RIGHT_WHOLE), (pairs, OUT_PAIRS)];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()
     }
 

@@ -1,6 +1,7 @@
 //! The kernels of grouped GEMMs: rows of the kernel table.
 
-use crate::backend::cuda::table::{Kind, PLAIN, Param, Spec, cuda_kernels};
+use crate::backend::cuda::launch::Arg;
+use crate::backend::cuda::table::{IntoArg, PLAIN, Param, Spec, cuda_kernels};
 use crate::tensor::DType::{self, BF16, F16, F32};
 
 /// Rows in f32 or in the type of the weights.
@@ -26,82 +27,98 @@ const WGRAD_ROUNDS: &[&[DType]] = &[&[F32, BF16], &[BF16, F32], &[F32, F32], &[F
 const WGRAD_ROUNDS_SCALED: &[&[DType]] =
     &[&[BF16, BF16], &[F32, BF16], &[BF16, F32], &[F32, F32], &[F16, F16], &[F32, F16], &[F16, F32]];
 
-const fn param(kind: Kind, name: &'static str, ty: &'static str) -> Param {
-    Param { name, kind, ty }
+/// The parameters that several kernels share, as a struct: their names and types are those of the table.
+macro_rules! parameters {
+    ($($(#[$doc:meta])* $Name:ident { $($param:ident: $kind:ident $ty:ident,)* })*) => { $(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub(super) struct $Name {
+            $(pub(super) $param: cuda_kernels!(@field $kind $ty),)*
+        }
+
+        impl $Name {
+            const PARAMS: &'static [Param] =
+                &[$(Param { name: stringify!($param), kind: cuda_kernels!(@kind $kind), ty: stringify!($ty) }),*];
+
+            pub(super) fn args(self) -> Vec<Arg> {
+                vec![$(self.$param.into_arg()),*]
+            }
+        }
+    )* };
 }
 
-/// Parameters of forward and dgrad, whose rows and weights are x and w.
-const ROWS_PARAMS: &[Param] = &[
-    param(Kind::Read, "x", "S"),
-    param(Kind::Maybe, "index", "u32"),
-    param(Kind::Read, "w", "D"),
-    param(Kind::Read, "tiles", "u32"),
-    param(Kind::Write, "out", "f32"),
-    param(Kind::Value, "div", "u64"),
-    param(Kind::Value, "stored", "u32"),
-    param(Kind::Value, "n", "u32"),
-    param(Kind::Value, "k", "u32"),
-    param(Kind::Value, "flags", "u32"),
-];
-
-/// Parameters of forward through W_gate and W_up, whose sums go through SwiGLU.
-const GATE_UP_PARAMS: &[Param] = &[
-    param(Kind::Read, "x", "S"),
-    param(Kind::Maybe, "index", "u32"),
-    param(Kind::Read, "w", "D"),
-    param(Kind::Read, "tiles", "u32"),
-    param(Kind::Write, "ab", "f32"),
-    param(Kind::Write, "h", "f32"),
-    param(Kind::Write, "parts", "f64"),
-    param(Kind::Value, "div", "u64"),
-    param(Kind::Value, "rows", "u64"),
-    param(Kind::Value, "stored", "u32"),
-    param(Kind::Value, "n", "u32"),
-    param(Kind::Value, "k", "u32"),
-    param(Kind::Value, "flags", "u32"),
-];
-
-/// Parameters of dgrad through W_down, whose sums go through the backward of SwiGLU.
-const DOWN_BACK_PARAMS: &[Param] = &[
-    param(Kind::Read, "x", "S"),
-    param(Kind::Maybe, "index", "u32"),
-    param(Kind::Read, "w", "D"),
-    param(Kind::Read, "tiles", "u32"),
-    param(Kind::Write, "u", "f32"),
-    param(Kind::Read, "ab", "f32"),
-    param(Kind::Maybe, "ab_index", "u32"),
-    param(Kind::Maybe, "scale", "f32"),
-    param(Kind::Write, "d_ab", "f32"),
-    param(Kind::Write, "h", "f32"),
-    param(Kind::Write, "parts", "f64"),
-    param(Kind::Value, "div", "u64"),
-    param(Kind::Value, "rows", "u64"),
-    param(Kind::Value, "ab_stored", "u64"),
-    param(Kind::Value, "stored", "u32"),
-    param(Kind::Value, "n", "u32"),
-    param(Kind::Value, "k", "u32"),
-    param(Kind::Value, "flags", "u32"),
-];
-
-const WGRAD_PARAMS: &[Param] = &[
-    param(Kind::Read, "dy", "S"),
-    param(Kind::Maybe, "dy_index", "u32"),
-    param(Kind::Maybe, "scale", "f32"),
-    param(Kind::Read, "x", "D"),
-    param(Kind::Maybe, "x_index", "u32"),
-    param(Kind::Read, "offsets", "u32"),
-    param(Kind::Write, "out", "f32"),
-    param(Kind::Value, "dy_div", "u64"),
-    param(Kind::Value, "x_div", "u64"),
-    param(Kind::Value, "dy_stored", "u32"),
-    param(Kind::Value, "x_stored", "u32"),
-    param(Kind::Value, "rows", "u32"),
-    param(Kind::Value, "groups", "u32"),
-    param(Kind::Value, "splits", "u32"),
-    param(Kind::Value, "n", "u32"),
-    param(Kind::Value, "k", "u32"),
-    param(Kind::Value, "flags", "u32"),
-];
+parameters! {
+    /// Parameters of forward and dgrad, whose rows and weights are x and w.
+    RowsParams {
+        x: read S,
+        index: maybe u32,
+        w: read D,
+        tiles: read u32,
+        out: write f32,
+        div: value u64,
+        stored: value u32,
+        n: value u32,
+        k: value u32,
+        flags: value u32,
+    }
+    /// Parameters of forward through W_gate and W_up, whose sums go through SwiGLU.
+    GateUpParams {
+        x: read S,
+        index: maybe u32,
+        w: read D,
+        tiles: read u32,
+        ab: write f32,
+        h: write f32,
+        parts: write f64,
+        div: value u64,
+        rows: value u64,
+        stored: value u32,
+        n: value u32,
+        k: value u32,
+        flags: value u32,
+    }
+    /// Parameters of dgrad through W_down, whose sums go through the backward of SwiGLU.
+    DownBackParams {
+        x: read S,
+        index: maybe u32,
+        w: read D,
+        tiles: read u32,
+        u: write f32,
+        ab: read f32,
+        ab_index: maybe u32,
+        scale: maybe f32,
+        d_ab: write f32,
+        h: write f32,
+        parts: write f64,
+        div: value u64,
+        rows: value u64,
+        ab_stored: value u64,
+        stored: value u32,
+        n: value u32,
+        k: value u32,
+        flags: value u32,
+    }
+    /// Parameters of wgrad.
+    WgradParams {
+        dy: read S,
+        dy_index: maybe u32,
+        scale: maybe f32,
+        x: read D,
+        x_index: maybe u32,
+        offsets: read u32,
+        out: write f32,
+        dy_div: value u64,
+        x_div: value u64,
+        dy_stored: value u32,
+        x_stored: value u32,
+        rows: value u32,
+        groups: value u32,
+        splits: value u32,
+        n: value u32,
+        k: value u32,
+        flags: value u32,
+    }
+}
 
 /// Rows of the kernel table that share a signature, and a list of them.
 macro_rules! products {
@@ -126,7 +143,7 @@ macro_rules! products {
 
 // Large tiles leave room for two blocks on a multiprocessor, small ones for three.
 
-products! { ROWS_PARAMS; ROWS_SPECS;
+products! { RowsParams::PARAMS; ROWS_SPECS;
     FORWARD = "grouped_forward" in USUAL, registers 256;
     FORWARD_SMALL = "grouped_forward_small" in USUAL, registers 168;
     FORWARD_MIXED = "grouped_forward_mixed" in MIXED, registers 168;
@@ -141,21 +158,21 @@ products! { ROWS_PARAMS; ROWS_SPECS;
     DGRAD_SIMT = "grouped_dgrad_simt" in SINGLE, registers 104;
 }
 
-products! { GATE_UP_PARAMS; GATE_UP_SPECS;
+products! { GateUpParams::PARAMS; GATE_UP_SPECS;
     GATE_UP = "grouped_gate_up" in USUAL, registers 256;
     GATE_UP_SMALL = "grouped_gate_up_small" in USUAL, registers 168;
     GATE_UP_ROUNDED = "grouped_gate_up_rounded" in ROUNDED_ROWS, registers 256;
     GATE_UP_ROUNDED_SMALL = "grouped_gate_up_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
-products! { DOWN_BACK_PARAMS; DOWN_BACK_SPECS;
+products! { DownBackParams::PARAMS; DOWN_BACK_SPECS;
     DOWN_BACK = "grouped_down_back" in USUAL, registers 256;
     DOWN_BACK_SMALL = "grouped_down_back_small" in USUAL, registers 168;
     DOWN_BACK_ROUNDED = "grouped_down_back_rounded" in ROUNDED_ROWS, registers 256;
     DOWN_BACK_ROUNDED_SMALL = "grouped_down_back_rounded_small" in ROUNDED_ROWS, registers 168;
 }
 
-products! { WGRAD_PARAMS; WGRAD_SPECS;
+products! { WgradParams::PARAMS; WGRAD_SPECS;
     WGRAD = "grouped_wgrad" in WITHOUT_F16, registers 256;
     WGRAD_SCALED = "grouped_wgrad_scaled" in WITHOUT_F16, registers 256;
     WGRAD_HALF = "grouped_wgrad_half" in WITH_F16, registers 256;

@@ -1,10 +1,10 @@
 //! Gradients of weights: what is summed over are the rows of a group.
 
-use super::table::GemmSplits;
+use super::table::{GemmSplits, WgradParams};
 use super::{Groups, Operands, Rows, Tile, in_pairs, launch, table};
 use crate::backend::cuda::buffer::CudaBuffer;
 use crate::backend::cuda::exec::Exec;
-use crate::backend::cuda::launch::{Arg, Ptr, blocks_of, u32_of};
+use crate::backend::cuda::launch::{Ptr, blocks_of, u32_of};
 use crate::backend::cuda::table::Spec;
 use crate::backend::{divisor, elements};
 use crate::tensor::DType::{self, BF16, F16, F32};
@@ -41,28 +41,29 @@ pub(in crate::backend::cuda::kernels) fn grouped_wgrad(
     let offsets = Ptr::u32(&args.offsets, groups + 1)?;
     let tiles = |size: usize, tile: u32| size.div_ceil(tile as usize) as u64;
     let tiles = (groups as u64).saturating_mul(tiles(n, TILE.rows)).saturating_mul(tiles(k, TILE.cols));
-    let arguments = |out: Ptr, splits: u32, accumulate: bool| -> Result<_> {
+    let arguments = |out: Ptr, splits: u32, accumulate: bool| -> Result<Vec<_>> {
         let pairs = in_pairs(out, k);
         let flags = [(dy.whole, LEFT_WHOLE), (x.whole, RIGHT_WHOLE), (pairs, OUT_PAIRS), (accumulate, ACCUMULATE)];
-        Ok([
-            Arg::Pointer(Some(dy.rows)),
-            Arg::Pointer(dy.index),
-            Arg::Pointer(scale),
-            Arg::Pointer(Some(x.rows)),
-            Arg::Pointer(x.index),
-            Arg::Pointer(Some(offsets)),
-            Arg::Pointer(Some(out)),
-            Arg::U64(dy.div),
-            Arg::U64(x.div),
-            Arg::U32(dy.stored),
-            Arg::U32(x.stored),
-            Arg::U32(u32_of("rows", rows)?),
-            Arg::U32(u32_of("groups", groups)?),
-            Arg::U32(splits),
-            Arg::U32(u32_of("n", n)?),
-            Arg::U32(u32_of("k", k)?),
-            Arg::U32(flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum()),
-        ])
+        let params = WgradParams {
+            dy: dy.rows,
+            dy_index: dy.index,
+            scale,
+            x: x.rows,
+            x_index: x.index,
+            offsets,
+            out,
+            dy_div: dy.div,
+            x_div: x.div,
+            dy_stored: dy.stored,
+            x_stored: x.stored,
+            rows: u32_of("rows", rows)?,
+            groups: u32_of("groups", groups)?,
+            splits,
+            n: u32_of("n", n)?,
+            k: u32_of("k", k)?,
+            flags: flags.iter().filter(|(holds, _)| *holds).map(|(_, flag)| flag).sum(),
+        };
+        Ok(params.args())
     };
     let whole = arguments(out, 1, accumulate)?;
     if tiles == 0 {
