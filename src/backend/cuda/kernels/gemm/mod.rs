@@ -34,7 +34,8 @@ use crate::{Error, Result};
 /// What tensor cores make of an f32 operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Operands {
-    /// All of its bits count: two to six times the work.
+    /// All of its bits count: two to six times the work. An element that is infinite, or rounds to infinity in bf16, makes its
+    /// products NaN.
     #[default]
     Full,
     /// It is rounded to the 16-bit type of the other operand first, as automatic mixed precision does; gradients of weights
