@@ -1,7 +1,7 @@
 //! The run-time compiler, found when it is needed: CUDA C++ to machine code for one architecture.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -69,6 +69,21 @@ fn names(driver: Option<i32>) -> Vec<String> {
     majors.into_iter().map(name).chain(unversioned).collect()
 }
 
+/// Loads what the library looks for by name alone when it compiles, from the directory that it is in.
+fn load_builtins(directory: &Path) {
+    let prefix = if cfg!(windows) { "nvrtc-builtins" } else { "libnvrtc-builtins.so" };
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with(prefix) || name.contains(".alt.") {
+            continue;
+        }
+        // SAFETY: a library of data that the compiler loads itself otherwise.
+        if let Ok(library) = unsafe { Library::new(entry.path()) } {
+            std::mem::forget(library);
+        }
+    }
+}
+
 impl Nvrtc {
     /// The library: in the directory that `LRMOE_NVRTC` names, or where the system looks for libraries.
     ///
@@ -81,6 +96,9 @@ impl Nvrtc {
 
     fn find() -> std::result::Result<Self, String> {
         let directory = std::env::var_os("LRMOE_NVRTC").filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(directory) = &directory {
+            load_builtins(directory);
+        }
         let mut tried = Vec::new();
         let driver = super::driver::probe().and_then(|_| super::driver::version()).ok();
         for name in names(driver) {
