@@ -75,7 +75,8 @@ DEV void sort(Listing listing, u32 begin, u32 end, u32* list, u32* spare, SortSh
   }
 }
 
-KERNEL(SEGMENT_THREADS)
+// Without a word on blocks, the compiler spills for the sake of more of them.
+KERNEL_FITTING(SEGMENT_THREADS, 2)
 systematic_sort(const u32* pair_of_row, const u32* token_ids, const u32* order, const u32* offsets, const u32* plans, u32* counts, u32* list,
                 u32* spare, u64 first_token, u32 rows, u32 experts, u32 top_k, u32 pairs) {
   DYN_SHARED(SortShared, shared);

@@ -47,7 +47,7 @@ cuda_kernels! {
         pairs: value u32,
     }
     /// Where rows of segments and keys begin in the list, or the list itself; a block an expert.
-    "systematic_sort": SystematicSort [] in PLAIN, threads 256, registers 48 {
+    "systematic_sort": SystematicSort [] in PLAIN, threads 256, registers 96 {
         pair_of_row: read u32,
         token_ids: maybe u32,
         order: read u32,
@@ -63,7 +63,7 @@ cuda_kernels! {
         pairs: value u32,
     }
     /// The list, where one pass sorts it.
-    "systematic_scatter": SystematicScatter [] in PLAIN, threads 256, registers 40 {
+    "systematic_scatter": SystematicScatter [] in PLAIN, threads 256, registers 48 {
         pair_of_row: read u32,
         order: read u32,
         offsets: read u32,
