@@ -37,7 +37,7 @@ run() {
   local skip=()
   case $1 in
     # Groups that overlap, as falling offsets make them, write rows twice: refused when they have run, and races until then.
-    thread) library=$("$compiler" -print-file-name=libtsan.so) skip=(--skip ::offsets_) ;;
+    thread) library=$("$compiler" -print-file-name=libtsan.so) skip=(--skip offsets_) ;;
     address) library=$("$compiler" -print-file-name=libasan.so) ;;
   esac
   for filter in "${filters[@]}"; do
